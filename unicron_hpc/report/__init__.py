@@ -1,0 +1,1 @@
+"""The journal of events and everything that is shown from it."""

@@ -1,0 +1,12 @@
+"""Environment variables that an agent sets in its ranks."""
+
+from __future__ import annotations
+
+#: Run folder, absolute.
+RUN_FOLDER = "UNICRON_RUN_FOLDER"
+#: Name of the task that the rank works for.
+TASK = "UNICRON_TASK"
+#: The rank's seat, `node:slot`.
+SEAT = "UNICRON_SEAT"
+#: Network interface that the groups use; unset: the address that the agents talk over.
+INTERFACE = "UNICRON_INTERFACE"

@@ -1,0 +1,232 @@
+"""A rank's two threads: one trains, one listens to the agent and can cut the other loose at any time."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+import torch
+
+from unicron_hpc.config import load_resolved
+from unicron_hpc.runtime.channel import AgentGone, Channel
+from unicron_hpc.runtime.engine import Engine
+from unicron_hpc.runtime.environment import RUN_FOLDER, TASK
+from unicron_hpc.runtime.orders import Rebuild
+from unicron_hpc.runtime.saving import Saver
+from unicron_hpc.runtime.store import ControlStore
+from unicron_hpc.runtime.task_data import open_task_data
+from unicron_hpc.supervisor.rank_messages import (
+    Cut,
+    FinishCheckpoint,
+    RankCommitted,
+    RankFault,
+    RankFinished,
+    RankHeld,
+    RankHello,
+    RankReady,
+    RebuildOrder,
+    Stop,
+    StoreReply,
+    StoreRequest,
+)
+
+log = logging.getLogger(__name__)
+
+#: Exit code of a rank whose agent has gone.
+EXIT_AGENT_GONE = 75
+
+
+class EpochOver(Exception):
+    """The supervisor has ended the epoch in which this rank computes."""
+
+
+class Rank:
+    """One rank process, from its first order to its last.
+
+    Parameters
+    ----------
+    channel
+        The socket to the agent.
+    engine
+        What computes.
+    saver
+        What writes checkpoints; None when the task saves none.
+    last_iteration
+        The iteration after which the task is finished.
+    """
+
+    def __init__(self, channel: Channel, engine: Engine, saver: Saver | None, last_iteration: int) -> None:
+        self._channel = channel
+        self._engine = engine
+        self._saver = saver
+        self._last_iteration = last_iteration
+        self._changed = threading.Condition()
+        self._order: Rebuild | None = None
+        self._cut_epoch = 0
+        self._held_epoch = 0
+        self._epoch = 0
+        self._replies: dict[int, StoreReply] = {}
+        self._next_request = 0
+
+    # ------------------------------------------------------------ listening thread
+
+    def listen(self) -> None:
+        """Take orders until the agent goes away, which ends the process."""
+        try:
+            while True:
+                self._take(self._channel.receive())
+        except AgentGone:
+            log.error("the agent has gone; this rank ends")
+            os._exit(EXIT_AGENT_GONE)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(70)
+
+    def _take(self, order: object) -> None:
+        match order:
+            case RebuildOrder(rebuild):
+                with self._changed:
+                    if rebuild.epoch >= self._cut_epoch:
+                        self._order = rebuild
+                        self._changed.notify_all()
+            case Cut(epoch):
+                with self._changed:
+                    self._cut_epoch = max(self._cut_epoch, epoch)
+                    self._changed.notify_all()
+                self._engine.cut(epoch)
+            case StoreReply():
+                with self._changed:
+                    self._replies[order.request] = order
+                    self._changed.notify_all()
+            case FinishCheckpoint(_, iteration, directory):
+                if self._saver:
+                    self._saver.finish(iteration, Path(directory))
+            case Stop(reason):
+                log.info("stopping: %s", reason)
+                os._exit(0)
+
+    # ------------------------------------------------------------ training thread
+
+    def work(self) -> None:
+        """Obey orders forever: take a place, train, report, wait."""
+        while True:
+            order = self._next_order()
+            self._epoch = order.epoch
+            try:
+                report = self._engine.rebuild(order, ControlStore(self._ask))
+                self._channel.send(RankReady(order.epoch, report))
+                self._train(order)
+            except AgentGone:
+                raise
+            except Exception as error:
+                self._report(order.epoch, error)
+
+    def _train(self, order: Rebuild) -> None:
+        if self._saver:
+            self._saver.begin_epoch(order)
+        while self._engine.iteration < self._last_iteration:
+            if self._cut_epoch > order.epoch:
+                raise EpochOver
+            committed = self._engine.run_iteration()
+            self._channel.send(RankCommitted(order.epoch, committed))
+            if self._saver:
+                self._saver.after_commit(committed.iteration)
+        if self._saver:
+            self._saver.wait()
+        self._channel.send(RankFinished(order.epoch, self._engine.iteration))
+
+    def _report(self, epoch: int, error: Exception) -> None:
+        """Tell of an exception, unless it is only what our own cut brought about."""
+        if self._cut_epoch > epoch:
+            log.info("epoch %d ended: %s", epoch, type(error).__name__)
+            return
+        text = "".join(traceback.format_exception(error))
+        log.error("fault in epoch %d\n%s", epoch, text)
+        first_line = str(error).splitlines()[0] if str(error) else ""
+        self._channel.send(RankFault(epoch, f"{type(error).__name__}: {first_line}", text))
+
+    def _next_order(self) -> Rebuild:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._order is not None or self._cut_epoch > self._held_epoch)
+                cut = self._cut_epoch
+                if cut <= self._held_epoch:
+                    order, self._order = self._order, None
+                    if order is not None and order.epoch >= cut:
+                        return order
+                    continue
+                self._held_epoch = cut
+                if self._order is not None and self._order.epoch < cut:
+                    self._order = None
+            self._channel.send(RankHeld(cut, self._engine.holdings()))
+
+    def _ask(self, operation: str, keys: tuple[str, ...], value: bytes) -> bytes:
+        with self._changed:
+            self._next_request += 1
+            request = self._next_request
+        self._channel.send(StoreRequest(self._epoch, request, operation, keys, value))
+        with self._changed:
+            self._changed.wait_for(lambda: request in self._replies or self._cut_epoch > self._epoch)
+            reply = self._replies.pop(request, None)
+        if reply is None:
+            raise EpochOver
+        if reply.error:
+            raise EpochOver(reply.error)
+        return reply.value
+
+
+def run_rank(sock: socket.socket) -> int:
+    """What a freshly forked rank does.
+
+    Parameters
+    ----------
+    sock
+        Its end of the socket to the agent.
+
+    Returns
+    -------
+    int
+        Exit code.
+    """
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR2)  # `kill -USR2` writes all stacks to the rank's log
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    channel = Channel(sock)
+    try:
+        channel.send(RankHello(os.getpid()))
+        run_folder = Path(os.environ[RUN_FOLDER])
+        settings = load_resolved(run_folder / "train.yaml")
+        task = next(task for task in settings.task_list() if task.name == os.environ[TASK])
+        saver = Saver(task.checkpoint, channel) if task.checkpoint.save_interval else None
+        engine = Engine(
+            task,
+            open_task_data(task, run_folder),
+            device=settings.device,
+            load_units=saver.load if saver else None,
+        )
+        if saver:
+            saver.attach(engine)
+        rank = Rank(channel, engine, saver, task.train.train_iters)
+        threading.Thread(target=rank.listen, name="agent", daemon=True).start()
+        rank.work()
+    except AgentGone:
+        return EXIT_AGENT_GONE
+    except Exception as error:
+        text = traceback.format_exc()
+        print(text, file=sys.stderr, flush=True)
+        try:
+            channel.send(RankFault(0, f"{type(error).__name__}: {error}", text))
+        except AgentGone:
+            return EXIT_AGENT_GONE
+        return 1
+    return 0

@@ -1,0 +1,126 @@
+"""The zygote: has torch and Megatron-core imported and forks warm ranks when its agent asks.
+
+It starts no thread and touches no device, which is what makes forking it safe. It is the parent of the node's
+ranks: it reaps them and tells the agent how they ended. When the agent goes away, so does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+
+from unicron_hpc.supervisor.zygote_messages import (
+    MAX_PACKET,
+    ChildExited,
+    FromZygote,
+    Spawn,
+    Spawned,
+    ZygoteReady,
+    encoder,
+    spawn_decoder,
+)
+
+RankMain = Callable[[socket.socket], int]
+
+
+def serve(agent: socket.socket, rank_main: RankMain, import_seconds: float) -> None:
+    """Fork ranks until the agent closes its end.
+
+    Parameters
+    ----------
+    agent
+        SOCK_SEQPACKET socket to the agent.
+    rank_main
+        What a forked rank runs; returns its exit code.
+    import_seconds
+        How long the imports took, for the agent's log.
+    """
+    wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    # The agent decides when its zygote ends; a terminal's or Slurm's signal to the group must not.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _tell(agent, ZygoteReady(import_seconds))
+    while True:
+        readable, _, _ = select.select([agent, wake_read], [], [])
+        if wake_read in readable:
+            with contextlib.suppress(BlockingIOError):
+                os.read(wake_read, 4096)
+            _reap(agent)
+        if agent in readable:
+            packet, descriptors, _, _ = socket.recv_fds(agent, MAX_PACKET, 1)
+            if not packet:
+                return
+            request = spawn_decoder.decode(packet)
+            pid = os.fork()
+            if pid == 0:
+                agent.close()
+                os.close(wake_read)
+                os.close(wake_write)
+                _become_rank(request, descriptors[0], rank_main)
+            pidfd = os.pidfd_open(pid)
+            with contextlib.suppress(BrokenPipeError):
+                socket.send_fds(agent, [encoder.encode(Spawned(request.request, pid))], [pidfd])
+            os.close(pidfd)
+            os.close(descriptors[0])
+
+
+def _become_rank(request: Spawn, descriptor: int, rank_main: RankMain) -> None:
+    """Turn the forked child into a rank; never returns."""
+    code = 70
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        log = os.open(request.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        os.environ.update(request.environment)
+        code = rank_main(socket.socket(fileno=descriptor))
+    except BaseException as error:  # the child must never fall back into the zygote's loop
+        import traceback
+
+        traceback.print_exception(error)
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _reap(agent: socket.socket) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        _tell(agent, ChildExited(pid, os.waitstatus_to_exitcode(status)))
+
+
+def _tell(agent: socket.socket, message: FromZygote) -> None:
+    # A broken pipe means that the agent is gone; the main loop sees it next and ends.
+    with contextlib.suppress(BrokenPipeError):
+        agent.send(encoder.encode(message))
+
+
+def main() -> None:
+    """Entry point: `python -m unicron_hpc.runtime.zygote FD`."""
+    agent = socket.socket(fileno=int(sys.argv[1]))
+    begun = time.monotonic()
+    from unicron_hpc.runtime.rank_main import run_rank
+
+    serve(agent, run_rank, time.monotonic() - begun)
+
+
+if __name__ == "__main__":
+    main()

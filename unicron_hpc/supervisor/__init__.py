@@ -1,0 +1,1 @@
+"""Agents, the coordinator among them, and the messages they exchange."""

@@ -1,0 +1,224 @@
+"""What agents say to each other: typed structs in an envelope with sender and term."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from unicron_hpc.planner.layout import Layout
+from unicron_hpc.runtime.orders import Committed
+from unicron_hpc.supervisor.rank_messages import FromRank, RankAddress, ToRank
+
+
+class Role(enum.StrEnum):
+    """What a node does in the job."""
+
+    ACTIVE = "active"  # holds at least one seat of a layout
+    SPARE = "spare"  # its agent runs, its zygote is warm, no rank computes there
+    LOST = "lost"  # out of the plan for good
+
+
+class Member(msgspec.Struct, frozen=True):
+    """One node as the coordinator knows it."""
+
+    node: str
+    address: str
+    role: Role
+    agent_pid: int
+
+
+class RankState(msgspec.Struct, frozen=True):
+    """A rank process as its agent knows it."""
+
+    address: RankAddress
+    pid: int
+    epoch: int
+
+
+# ---------------------------------------------------------------- agent -> coordinator
+
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """The agent is up (or has a new coordinator) and tells all that it knows."""
+
+    address: str
+    agent_pid: int
+    slots: int
+    epoch: int
+    warm: bool
+    ranks: tuple[RankState, ...]
+    commits: tuple[tuple[str, int, Committed], ...]
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """The agent is alive. `warm` says whether its zygote has done its imports."""
+
+    warm: bool
+    commits: tuple[tuple[str, int, Committed], ...] = ()
+
+
+class RankStarted(msgspec.Struct, frozen=True, tag=True):
+    """A rank process runs in a seat."""
+
+    rank: RankAddress
+    pid: int
+
+
+class RankExited(msgspec.Struct, frozen=True, tag=True):
+    """A rank process is gone.
+
+    Attributes
+    ----------
+    status
+        Exit status as `subprocess` writes it: code, or minus the signal's number; None when unknown.
+    tail
+        Last lines that it wrote to its log.
+    time
+        Unix time at which the agent saw it.
+    """
+
+    rank: RankAddress
+    pid: int
+    status: int | None
+    tail: str
+    time: float
+
+
+class RankSaid(msgspec.Struct, frozen=True, tag=True):
+    """A rank's message, passed on."""
+
+    rank: RankAddress
+    said: FromRank
+    time: float
+
+
+class DataReady(msgspec.Struct, frozen=True, tag=True):
+    """The data of a task is prepared, or could not be (`error`)."""
+
+    task: str
+    error: str = ""
+
+
+# ---------------------------------------------------------------- coordinator -> agent
+
+
+class TaskSnapshot(msgspec.Struct, frozen=True):
+    """What a successor must know of one task."""
+
+    name: str
+    epoch: int
+    layout: Layout | None
+    iteration: int
+    finished: bool
+    data_ready: bool
+
+
+class JobSnapshot(msgspec.Struct, frozen=True, tag=True):
+    """The coordinator's decisions, sent whenever they change; any agent can go on from it."""
+
+    coordinator: str
+    epoch: int
+    members: tuple[Member, ...]
+    tasks: tuple[TaskSnapshot, ...]
+    incidents: int
+    started: float
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """The coordinator is alive."""
+
+
+class StartRank(msgspec.Struct, frozen=True, tag=True):
+    """Start a process in this seat."""
+
+    rank: RankAddress
+
+
+class StopRank(msgspec.Struct, frozen=True, tag=True):
+    """Kill this seat's process, if it is still this incarnation."""
+
+    rank: RankAddress
+
+
+class TellRank(msgspec.Struct, frozen=True, tag=True):
+    """Pass an order on to a rank."""
+
+    rank: RankAddress
+    order: ToRank
+
+
+class PrepareData(msgspec.Struct, frozen=True, tag=True):
+    """Build the indexed dataset of a task on the shared file system."""
+
+    task: str
+
+
+class Finish(msgspec.Struct, frozen=True, tag=True):
+    """The run is over: stop your ranks and end with this exit code."""
+
+    exit_code: int
+    reason: str
+
+
+# ---------------------------------------------------------------- election
+
+
+class VoteRequest(msgspec.Struct, frozen=True, tag=True):
+    """`candidate` wants to coordinate in the envelope's term; `epoch` is the newest it knows."""
+
+    candidate: str
+    epoch: int
+
+
+class Vote(msgspec.Struct, frozen=True, tag=True):
+    """Answer to a `VoteRequest` of the envelope's term."""
+
+    granted: bool
+
+
+Body = (
+    Join
+    | Heartbeat
+    | RankStarted
+    | RankExited
+    | RankSaid
+    | DataReady
+    | JobSnapshot
+    | Beat
+    | StartRank
+    | StopRank
+    | TellRank
+    | PrepareData
+    | Finish
+    | VoteRequest
+    | Vote
+)
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """A message with who sent it and in which term."""
+
+    sender: str
+    term: int
+    body: Body
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Envelope] = msgspec.msgpack.Decoder(Envelope)
+
+
+def encode(envelope: Envelope) -> bytes:
+    """The bytes that go over the wire."""
+    return _encoder.encode(envelope)
+
+
+def decode(data: bytes) -> Envelope:
+    """Read a message.
+
+    Raises
+    ------
+    msgspec.DecodeError
+        When the bytes are not one of our messages (also msgspec.ValidationError).
+    """
+    return _decoder.decode(data)
