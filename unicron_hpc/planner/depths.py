@@ -1,0 +1,132 @@
+"""What a pipeline of each depth costs on equal nodes: fill time, seconds per micro-batch, layers per stage."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+import numpy as np
+
+from unicron_hpc.planner.cost import StageCosts
+from unicron_hpc.planner.partition import EPSILON, FloatArray, IntArray, slowest_stage, split_layers
+
+
+class Depths:
+    """Pipelines of 1 .. `deepest` stages on nodes of one speed, each with its best partition.
+
+    Parameters
+    ----------
+    costs
+        Costs of the pieces of a stage.
+    num_layers, tied
+        Of the model; with tied weights a pipeline of one stage holds the word embedding once.
+    deepest
+        Largest depth considered.
+    micro_batches
+        Micro-batches of the global batch: no stage has more in flight.
+    groups_per_node
+        Tensor groups that a node takes: a pipeline that tiles a node never leaves it.
+    slowdown
+        Factor on compute of these nodes.
+    parameter_cap
+        Most parameters that a rank may hold (keeps gradient sums short); infinite for no limit.
+    """
+
+    def __init__(
+        self,
+        costs: StageCosts,
+        num_layers: int,
+        *,
+        tied: bool,
+        deepest: int,
+        micro_batches: int,
+        groups_per_node: int,
+        slowdown: float = 1.0,
+        parameter_cap: float = math.inf,
+    ) -> None:
+        self.costs, self.num_layers, self.tied, self.slowdown = costs, num_layers, tied, slowdown
+        self.micro_batches, self.parameter_cap = micro_batches, parameter_cap
+        self.groups_per_node = groups_per_node
+        count = min(deepest, num_layers)
+        depth = np.arange(1, count + 1)
+        self.links = np.array([self.link(int(p)) for p in depth])
+        slowest = slowest_stage(num_layers, costs.layer, costs.first, costs.last, self._most(count))
+        whole = slowdown * (num_layers * costs.layer + costs.first + costs.last + depth * costs.stage)
+        #: Seconds of one micro-batch through all stages, index depth - 1; infinite where it does not fit.
+        self.through: FloatArray = np.where(
+            np.isfinite(slowest), whole + (depth - 1) * self.links, np.inf
+        )
+        #: Seconds that every further micro-batch adds, index depth - 1.
+        self.each: FloatArray = slowdown * (slowest + costs.stage) + self.links
+        self._counts: dict[int, tuple[int, ...]] = {}
+
+    def link(self, depth: int) -> float:
+        """Seconds per micro-batch of a stage boundary in a pipeline of `depth` stages."""
+        if depth == 1:
+            return 0.0
+        return self.costs.link_intra if self.groups_per_node % depth == 0 else self.costs.link_inter
+
+    def _most(self, count: int) -> IntArray:
+        """Most layers per (depth, stage) under the memory limit and the parameter cap, shape (count, count)."""
+        stage = np.arange(count)
+        depth = np.arange(1, count + 1)[:, None]
+        flight = np.minimum(depth - stage, self.micro_batches)
+        extra, active = self._extras(count)
+        room = self.costs.memory - extra * self.costs.state_bytes - active
+        per_layer = self.costs.layer_parameters * self.costs.state_bytes + flight * self.costs.layer_activation
+        most = np.floor(room / np.maximum(per_layer, 1e-30) + EPSILON)
+        if math.isfinite(self.parameter_cap):
+            most = np.minimum(
+                most, np.floor((self.parameter_cap - extra) / self.costs.layer_parameters + EPSILON)
+            )
+        most = np.clip(most, 0, self.num_layers)
+        return np.where(stage < depth, most, 0).astype(np.int64)
+
+    def _extras(self, count: int) -> tuple[FloatArray, FloatArray]:
+        """(parameters, activation bytes) that each (depth, stage) carries beside its layers."""
+        at = np.arange(count)
+        extra = np.zeros((count, count))
+        active = np.zeros((count, count))
+        extra[:, 0] += self.costs.first_parameters
+        extra[at, at] += self.costs.last_parameters
+        if self.tied:
+            extra[0, 0] -= self.costs.last_parameters
+        active[at, at] += self.costs.last_activation
+        return extra, active
+
+    @cached_property
+    def smallest_state(self) -> FloatArray:
+        """Parameters of the fullest rank of each depth's partition, index depth - 1."""
+        extra, _ = self._extras(len(self.through))
+        found = np.full(len(self.through), np.inf)
+        for k in np.flatnonzero(np.isfinite(self.through)):
+            counts = np.array(self.counts(int(k) + 1))
+            found[k] = (counts * self.costs.layer_parameters + extra[k, : k + 1]).max()
+        return found
+
+    def counts(self, depth: int) -> tuple[int, ...]:
+        """Layers per stage of the best partition into `depth` stages."""
+        if depth not in self._counts:
+            found = self.mixed((self.slowdown,) * depth)
+            if found is None:
+                raise ValueError(f"no partition into {depth} stages")
+            self._counts[depth] = found[0]
+        return self._counts[depth]
+
+    def mixed(self, slowdown: tuple[float, ...]) -> tuple[tuple[int, ...], float, float] | None:
+        """Best partition over stages of different speed: (layers per stage, `through`, `each`)."""
+        depth, costs = len(slowdown), self.costs
+        extra = [costs.stage] * depth
+        extra[0] += costs.first
+        extra[-1] += costs.last
+        most = [int(m) for m in self._caps[depth - 1, :depth]]
+        counts = split_layers(self.num_layers, costs.layer, extra, slowdown=slowdown, most=most)
+        if counts is None:
+            return None
+        times = [f * (n * costs.layer + e) for f, n, e in zip(slowdown, counts, extra, strict=True)]
+        link = self.link(depth)
+        return counts, sum(times) + (depth - 1) * link, max(times) + link
+
+    @cached_property
+    def _caps(self) -> IntArray:
+        return self._most(len(self.through))
