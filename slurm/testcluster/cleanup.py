@@ -1,0 +1,54 @@
+"""Taking a cluster away to the last trace, also one that crashed half way up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from testcluster import accounts, keeper, procs, state
+
+
+def account_names(cluster: str) -> tuple[str, str]:
+    """Return the names of the plain account and of the administrator of a cluster that root starts."""
+    return f"uc-{cluster}", f"uc-{cluster}-adm"
+
+
+def remove_accounts(cluster: str) -> None:
+    """Kill what the cluster's temporary accounts still run, then delete them; nothing where one is not root."""
+    if os.geteuid() != 0:
+        return
+    for name in account_names(cluster):
+        account = accounts.find(name)
+        if account is not None and accounts.is_ours(name, cluster):
+            procs.kill(lambda uid=account.uid: procs.owned_by({uid}))  # type: ignore[misc]
+            accounts.delete(name, cluster)
+
+
+def clear(folder: Path, known: state.State | None, name: str, say: Callable[[str], None]) -> None:
+    """Kill every process of the cluster in `folder`, remove its containers and accounts, and empty the folder."""
+    if known is not None and known.driver == "docker":
+        from testcluster.docker import DockerCluster
+
+        DockerCluster(folder, known, say).down()
+    for path in sorted((folder / "run").glob("*.keeper")):
+        if (found := keeper.read(folder, path.stem)) is not None:
+            found.kill()
+    procs.kill(lambda: procs.marked(state.MARK, str(folder)))
+    remove_accounts(name)
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def remove(folder: Path, own_folder: bool) -> None:
+    """Remove the emptied folder where the cluster made it, and the base folder with the last cluster in it."""
+    if own_folder:
+        folder.rmdir()
+        if folder.parent == state.base_folder():
+            with contextlib.suppress(OSError):  # another cluster lives in it
+                folder.parent.rmdir()
