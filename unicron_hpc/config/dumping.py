@@ -1,0 +1,34 @@
+"""Settings back into YAML, with every default written out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from unicron_hpc.config.fields import reads_as_other_than_text
+from unicron_hpc.config.settings import Settings
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes the texts that the loader would ask to be quoted."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = '"' if reads_as_other_than_text(text) or not text.isprintable() else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def dump_resolved(settings: Settings) -> str:
+    """The text of a train.yaml that `load_resolved` reads back as equal settings."""
+    data: dict[str, Any] = settings.model_dump(mode="json", exclude_none=True)
+    tasks = data.pop("tasks")
+    only = tasks[0]
+    if len(tasks) == 1 and (only["name"], only["weight"], only["min_nodes"]) == (settings.name, 1.0, 1):
+        data |= {key: only[key] for key in ("model", "train", "data", "checkpoint")}
+    else:
+        data["tasks"] = tasks
+    return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000))

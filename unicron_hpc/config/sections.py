@@ -1,0 +1,198 @@
+"""The sections of train.yaml other than `slurm:`; model and training use Megatron-LM's own argument names."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from unicron_hpc.config.fields import (
+    Count,
+    CountOrZero,
+    Fraction,
+    Frozen,
+    InputPath,
+    NotNegative,
+    OutputPath,
+    Positive,
+)
+
+#: Tokens of the byte tokenizer: 256 bytes and the end of a document.
+BYTE_TOKENS = 257
+#: Vocabularies are padded to a multiple of this (Megatron's `make_vocab_size_divisible_by`), whatever the
+#: tensor-parallel degree, so that a layout change never changes the model.
+VOCAB_MULTIPLE = 128
+
+
+def padded_vocab(tokens: int) -> int:
+    """The vocabulary size for `tokens` tokens: the next multiple of `VOCAB_MULTIPLE`."""
+    return -(-tokens // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+
+def _ffn_hidden_size(data: dict[str, Any]) -> int:
+    """Megatron's default: four times the hidden size; two thirds of that, in steps of 64, with SwiGLU."""
+    wide = 4 * int(data["hidden_size"])
+    return max(64, int(wide * 2 / 3) // 64 * 64) if data["swiglu"] else wide
+
+
+class ModelSettings(Frozen):
+    """The GPT model, in Megatron-LM's words. Sizes count elements."""
+
+    num_layers: Count
+    """Transformer layers."""
+    hidden_size: Count
+    """Width of the model."""
+    num_attention_heads: Count
+    """Attention heads."""
+    num_query_groups: Count = Field(default_factory=lambda data: int(data["num_attention_heads"]))
+    """Key and value heads (grouped-query attention); `num_attention_heads` when left out."""
+    kv_channels: Count = Field(
+        default_factory=lambda data: max(1, int(data["hidden_size"]) // int(data["num_attention_heads"]))
+    )
+    """Width of one head; hidden_size / num_attention_heads when left out."""
+    swiglu: bool = False
+    """SwiGLU instead of GELU in the feed-forward block."""
+    ffn_hidden_size: Count = Field(default_factory=_ffn_hidden_size)
+    """Width of the feed-forward block; 4 x hidden_size when left out (2/3 of it with `swiglu`)."""
+    seq_length: Count
+    """Tokens in a sequence."""
+    max_position_embeddings: Count = Field(default_factory=lambda data: int(data["seq_length"]))
+    """Longest sequence that the position embedding knows; `seq_length` when left out."""
+    vocab_size: Count = padded_vocab(BYTE_TOKENS)
+    """Tokens, padding included; the byte tokenizer's 257 padded to a multiple of 128 when left out."""
+    position_embedding_type: Literal["learned_absolute", "rope"] = "learned_absolute"
+    """Kind of position embedding."""
+    rotary_base: Positive = 10000.0
+    """Base of the rotary embedding."""
+    rotary_percent: Positive = 1.0
+    """Part of each head that is rotated, above 0 up to 1."""
+    normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
+    """Kind of normalization."""
+    norm_epsilon: Positive = 1e-5
+    """Added to the variance in normalization."""
+    untie_embeddings_and_output_weights: bool = False
+    """Separate weights for embedding and output."""
+    add_bias_linear: bool = True
+    """Biases in linear layers."""
+    add_qkv_bias: bool = False
+    """Biases in the query, key and value projection even where `add_bias_linear` is false."""
+    hidden_dropout: Fraction = 0.1
+    """Dropout probability of hidden states."""
+    attention_dropout: Fraction = 0.1
+    """Dropout probability of attention weights."""
+    init_method_std: Positive = 0.02
+    """Standard deviation of initial weights."""
+
+    @property
+    def tied(self) -> bool:
+        """Whether embedding and output share weights."""
+        return not self.untie_embeddings_and_output_weights
+
+    @property
+    def learned_positions(self) -> bool:
+        """Whether the model has a position embedding unit."""
+        return self.position_embedding_type == "learned_absolute"
+
+
+class TrainSettings(Frozen):
+    """How it is trained, in Megatron-LM's words."""
+
+    micro_batch_size: Count
+    """Sequences in a micro-batch."""
+    global_batch_size: Count
+    """Sequences in an iteration, over all replicas; never changes, whatever nodes are lost."""
+    train_iters: Count
+    """Iterations."""
+    lr: Positive
+    """Highest learning rate."""
+    min_lr: NotNegative = 0.0
+    """Lowest learning rate after decay."""
+    lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root"] = "linear"
+    """How the learning rate falls."""
+    lr_warmup_iters: CountOrZero = 0
+    """Iterations over which the learning rate rises from 0."""
+    lr_decay_iters: Count = Field(default_factory=lambda data: int(data["train_iters"]))
+    """Iteration at which `min_lr` is reached; `train_iters` when left out."""
+    weight_decay: NotNegative = 0.01
+    """Weight decay (AdamW)."""
+    adam_beta1: Fraction = 0.9
+    """Decay of the first moment."""
+    adam_beta2: Fraction = 0.999
+    """Decay of the second moment."""
+    adam_eps: Positive = 1e-8
+    """Added to the root of the second moment."""
+    clip_grad: NotNegative = 1.0
+    """Largest norm of the gradient over all weights; 0 for no clipping."""
+    seed: CountOrZero = 1234
+    """Seed of weights, sample order and dropout."""
+    tensor_model_parallel_size: Count = 1
+    """Ranks that share each layer."""
+    pipeline_model_parallel_size: Count = 1
+    """Stages of a pipeline at the start; later the planner's choice."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where ranks compute. `cuda` has not been run on GPUs yet."""
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of an iteration, over all replicas."""
+        return self.global_batch_size // self.micro_batch_size
+
+    @property
+    def ranks_per_replica(self) -> int:
+        """Ranks of one data-parallel replica at the start."""
+        return self.tensor_model_parallel_size * self.pipeline_model_parallel_size
+
+
+class DataSettings(Frozen):
+    """What it is trained on: exactly one of `text` and `path`."""
+
+    text: InputPath | None = None
+    """A text file; Megatron's indexed dataset is built from it."""
+    path: InputPath | None = None
+    """An existing indexed dataset: the path of its `.bin` and `.idx` without the ending."""
+    tokenizer: Literal["byte"] = "byte"
+    """How text becomes tokens: `byte` makes every byte one, and adds an end of document."""
+
+
+class CheckpointSettings(Frozen):
+    """Where and how often checkpoints are written."""
+
+    dir: OutputPath
+    """Folder, shared by all submissions of this training; `<run_dir>/checkpoints/<name>` when left out."""
+    save_interval: CountOrZero = 100
+    """Iterations between checkpoints; 0 for none but the last."""
+    keep: Count = 2
+    """Newest whole checkpoints that are kept."""
+    resume: bool = True
+    """Go on from the newest whole checkpoint in `dir`, if there is one."""
+
+
+class RecoverySettings(Frozen):
+    """When something counts as a fault, and how often we try again. Times in seconds."""
+
+    heartbeat_interval: Positive = 0.5
+    """Time between an agent's signs of life."""
+    node_timeout: Positive = 2.0
+    """Silence after which a node is lost."""
+    iteration_warning_factor: Positive = 1.1
+    """An iteration that takes this many times the mean is noted."""
+    iteration_failure_factor: Positive = 3.0
+    """An iteration that takes this many times the mean is a fault."""
+    iteration_failure_floor: Positive = 5.0
+    """Shortest time that counts as too long for an iteration, whatever the mean."""
+    startup_timeout: Positive = 300.0
+    """How long the first agents and ranks may take to start."""
+    transition_timeout: Positive = 60.0
+    """How long one transition may take before it is tried again a level higher."""
+    max_incidents: Count = 100
+    """Incidents in a run after which it fails."""
+    max_restarts_per_rank: Count = 3
+    """Restarts of one rank without a committed iteration in between after which its node is bad."""
+    max_retries: CountOrZero = 2
+    """Attempts in place before an incident is raised one level."""
+    min_nodes: Count = 1
+    """Fewest nodes on which the job goes on."""
+    drain: bool = True
+    """Ask Slurm to drain bad nodes."""
+    shutdown_grace: Positive = 10.0
+    """How long ranks may take to end when told to, before they are killed."""
