@@ -8,6 +8,7 @@ import yaml
 
 from unicron_hpc.config.fields import reads_as_other_than_text
 from unicron_hpc.config.settings import Settings
+from unicron_hpc.config.slurm_settings import SbatchOptions
 
 
 class _Dumper(yaml.SafeDumper):
@@ -25,6 +26,13 @@ _Dumper.add_representer(str, _text)
 def dump_resolved(settings: Settings) -> str:
     """The text of a train.yaml that `load_resolved` reads back as equal settings."""
     data: dict[str, Any] = settings.model_dump(mode="json", exclude_none=True)
+    # Sbatch's options number some eighty; only those that were given are of interest.
+    given = settings.slurm.model_dump(mode="json", exclude_defaults=True)
+    data["slurm"] = {
+        key: value
+        for key, value in data["slurm"].items()
+        if key in given or key not in SbatchOptions.model_fields
+    }
     tasks = data.pop("tasks")
     only = tasks[0]
     if len(tasks) == 1 and (only["name"], only["weight"], only["min_nodes"]) == (settings.name, 1.0, 1):

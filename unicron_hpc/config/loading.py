@@ -48,7 +48,7 @@ def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Setting
 
 
 def load_resolved(path: str | os.PathLike[str]) -> Settings:
-    """Read the resolved train.yaml of a run folder (the file or the folder); nothing is expanded or looked up."""
+    """Read the resolved train.yaml of a run folder (file or folder); nothing is expanded or looked up."""
     file = Path(path)
     file = file / "train.yaml" if file.is_dir() else file
     return loads(read_text(file), str(file), Context(file.parent, file.parent, expand=False))
@@ -118,7 +118,7 @@ class _Assembly:
             self._complain(
                 workload.place,
                 f"workload: {shown} is not supported by this version",
-                "write `workload: gpt`, the built-in Megatron-core model; own classes and commands do not run yet",
+                "write `workload: gpt`, the Megatron-core model; own classes and commands do not run yet",
             )
         values: dict[str, Raw] = {
             "name": Scalar(_name_from(self.source), self.table.place),

@@ -204,7 +204,7 @@ class SlurmSettings(SbatchOptions):
         "array": "job arrays are not supported; submit each training by itself",
         "chdir": "the job starts in the folder from which it is submitted",
         "error": "output and errors go to <run_dir>/<name>-<job id>.out and to the run folder's logs",
-        "export": "the job gets the submitting environment without SLURM_*, SBATCH_* and PMI*; use `setup` for more",
+        "export": "the job gets the submitter's environment without SLURM_*, SBATCH_*, PMI*; use `setup`",
         "export_file": "use `setup`",
         "help": "see man sbatch",
         "input": "the job reads no input",

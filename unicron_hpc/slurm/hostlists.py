@@ -1,7 +1,8 @@
 """Slurm's hostlists (`n[1-3,7],login`): expanded in order, folded, and refused with the offending part.
 
-Folding is ClusterShell's. Expansion is Slurm's own grammar: ClusterShell sorts, takes things that Slurm refuses,
-refuses ranges of mixed width that Slurm takes, and knows operators (`!`, `&`, `^`, `@group`) that Slurm does not.
+Folding is ClusterShell's. Expansion is Slurm's own grammar: ClusterShell sorts, takes things that Slurm
+refuses, refuses ranges of mixed width that Slurm takes, and knows operators (`!`, `&`, `^`, `@group`) that
+Slurm does not.
 """
 
 from __future__ import annotations

@@ -10,7 +10,10 @@ import re
 
 from unicron_hpc.errors import ConfigError
 
-_FORMS = "minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes or days-hours:minutes:seconds"
+_FORMS = (
+    "minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes "
+    "or days-hours:minutes:seconds"
+)
 _UNLIMITED = frozenset({"-1", "UNLIMITED", "INFINITE"})
 _WITH_DAYS = re.compile(r"(\d+)-(\d+)(?::(\d+)(?::(\d+))?)?", re.ASCII)
 _WITHOUT_DAYS = re.compile(r"(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
