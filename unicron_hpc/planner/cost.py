@@ -8,12 +8,14 @@ Sources of the formulas
       bytes of a layer (equations 1, 2, 6) and the FLOPs of selective recomputation.
 [A22] Zheng et al., "Alpa", OSDI 2022, equation 2: a pipeline of uneven stages takes
       sum(t) + (micro-batches - 1) max(t).
-[T05] Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", 2005: a ring
+[T05] Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", 2005: a
+ring
       all-reduce over n ranks takes 2 (n - 1) latency + 2 (n - 1) / n bytes / bandwidth.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 import msgspec
@@ -111,7 +113,8 @@ def stage_costs(work: TaskWork, tensor: int, micro_batch_size: int, slots: int) 
     again = {"none": 0.0, "selective": core, "full": products + core}[work.recompute]
     passes = b * (3 * (products + core) + again) / tensor / rate
     hidden = float(b * s * h * work.activation_bytes)
-    # [N21] section 2.3: two all-reduces forward and two backward per layer; full recomputation repeats the first.
+    # [N21] section 2.3: two all-reduces forward and two backward per layer; full recomputation repeats the
+    # first.
     collectives = (6 if work.recompute == "full" else 4) * ring(
         tensor, hidden, machine.intra_bandwidth, machine.intra_latency
     )
@@ -204,7 +207,7 @@ def _stage_times(
         times.append(seconds * slowdown.get(nodes[k], 1.0))
     links = [
         costs.link_intra if here == there else costs.link_inter
-        for here, there in zip(nodes, nodes[1:], strict=False)
+        for here, there in itertools.pairwise(nodes)
     ]
     return times, links
 
@@ -247,7 +250,13 @@ def predict(layout: Layout, work: TaskWork, slowdown: Mapping[str, float] | None
         pipeline = max(pipeline, busy / work.hardware.host_cores)
     sync = sync_seconds(work, parameters_max, len(layout.replicas), slots, len(used))
     return Prediction(
-        pipeline + sync, pipeline, sync, model_flops(work) / (pipeline + sync), memory, costs.memory, tuple(seconds)
+        pipeline + sync,
+        pipeline,
+        sync,
+        model_flops(work) / (pipeline + sync),
+        memory,
+        costs.memory,
+        tuple(seconds),
     )
 
 

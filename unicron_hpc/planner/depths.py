@@ -1,4 +1,4 @@
-"""What a pipeline of each depth costs on equal nodes: fill time, seconds per micro-batch, layers per stage."""
+"""What a pipeline of each depth costs on equal nodes: fill, seconds per micro-batch, layers per stage."""
 
 from __future__ import annotations
 
@@ -53,9 +53,7 @@ class Depths:
         slowest = slowest_stage(num_layers, costs.layer, costs.first, costs.last, self._most(count))
         whole = slowdown * (num_layers * costs.layer + costs.first + costs.last + depth * costs.stage)
         #: Seconds of one micro-batch through all stages, index depth - 1; infinite where it does not fit.
-        self.through: FloatArray = np.where(
-            np.isfinite(slowest), whole + (depth - 1) * self.links, np.inf
-        )
+        self.through: FloatArray = np.where(np.isfinite(slowest), whole + (depth - 1) * self.links, np.inf)
         #: Seconds that every further micro-batch adds, index depth - 1.
         self.each: FloatArray = slowdown * (slowest + costs.stage) + self.links
         self._counts: dict[int, tuple[int, ...]] = {}
@@ -67,13 +65,15 @@ class Depths:
         return self.costs.link_intra if self.groups_per_node % depth == 0 else self.costs.link_inter
 
     def _most(self, count: int) -> IntArray:
-        """Most layers per (depth, stage) under the memory limit and the parameter cap, shape (count, count)."""
+        """Most layers per (depth, stage) under memory limit and parameter cap, shape (count, count)."""
         stage = np.arange(count)
         depth = np.arange(1, count + 1)[:, None]
         flight = np.minimum(depth - stage, self.micro_batches)
         extra, active = self._extras(count)
         room = self.costs.memory - extra * self.costs.state_bytes - active
-        per_layer = self.costs.layer_parameters * self.costs.state_bytes + flight * self.costs.layer_activation
+        per_layer = (
+            self.costs.layer_parameters * self.costs.state_bytes + flight * self.costs.layer_activation
+        )
         most = np.floor(room / np.maximum(per_layer, 1e-30) + EPSILON)
         if math.isfinite(self.parameter_cap):
             most = np.minimum(

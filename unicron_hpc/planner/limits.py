@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from unicron_hpc.errors import PlanError
 from unicron_hpc.planner.cost import MEMORY_SHARE, stage_costs
 from unicron_hpc.planner.depths import Depths
 from unicron_hpc.planner.layout import Layout
+from unicron_hpc.planner.options import degrees, sizes
 from unicron_hpc.planner.work import NodeSlots, TaskWork
 
 
@@ -26,7 +29,7 @@ def check_demand(work: TaskWork, nodes: Sequence[NodeSlots], previous: Layout | 
     tensor = previous.tensor if previous else work.tensor
     size = previous.micro_batch_size if previous else work.micro_batch_size
     if size is not None and work.global_batch_size % size:
-        near = max(b for b in range(1, min(size, work.global_batch_size) + 1) if work.global_batch_size % b == 0)
+        near = max(b for b in range(1, size + 1) if work.global_batch_size % b == 0)
         raise PlanError(
             f"global_batch_size {work.global_batch_size} is not a multiple of micro_batch_size {size}",
             where=where,
@@ -63,9 +66,9 @@ def _check_tensor(work: TaskWork, nodes: Sequence[NodeSlots], tensor: int, where
 def _check_pipeline(work: TaskWork, nodes: Sequence[NodeSlots], pipeline: int, where: str) -> None:
     if pipeline > work.num_layers:
         raise PlanError(
-            f"pipeline_model_parallel_size {pipeline} exceeds num_layers {work.num_layers}: a stage needs a layer",
+            f"pipeline_model_parallel_size {pipeline} exceeds num_layers {work.num_layers}",
             where=where,
-            hint=f"at most {work.num_layers}",
+            hint=f"at most {work.num_layers}: every stage needs a layer",
         )
     tensor = work.tensor or 1
     groups = sum(n.slots // tensor for n in nodes)
@@ -80,8 +83,6 @@ def _check_pipeline(work: TaskWork, nodes: Sequence[NodeSlots], pipeline: int, w
 
 def nothing_fits(work: TaskWork, nodes: Sequence[NodeSlots], previous: Layout | None) -> PlanError:
     """The error for a demand whose only remaining obstacle is memory."""
-    from unicron_hpc.planner.search import degrees, sizes
-
     slots = max(n.slots for n in nodes)
     fixed = work.pipeline if previous is None else None
     nearest: tuple[int, int, int] | None = None
@@ -99,10 +100,11 @@ def nothing_fits(work: TaskWork, nodes: Sequence[NodeSlots], previous: Layout | 
     )
     where = f"task '{work.name}'"
     if nearest is not None and fixed is not None:
+        _, depth, tensor = nearest
         return PlanError(
             f"{message} with pipeline_model_parallel_size {fixed}",
             where=where,
-            hint=f"pipeline_model_parallel_size {nearest[1]} with tensor_model_parallel_size {nearest[2]} would fit",
+            hint=f"pipeline_model_parallel_size {depth} with tensor_model_parallel_size {tensor} would fit",
         )
     if nearest is not None:
         need, depth, tensor = nearest
@@ -111,13 +113,12 @@ def nothing_fits(work: TaskWork, nodes: Sequence[NodeSlots], previous: Layout | 
             where=where,
             hint=f"{need} nodes would do: tensor_model_parallel_size {tensor}, {depth} stages",
         )
-    return PlanError(message, where=where, hint=f"{_least_memory(work, nodes, previous):.3g} GB a rank would do")
+    least = _least_memory(work, nodes, previous)
+    return PlanError(message, where=where, hint=f"{least:.3g} GB a rank would do")
 
 
 def _table(work: TaskWork, tensor: int, size: int, slots: int, memory: float) -> Depths:
     costs = stage_costs(work, tensor, size, slots)
-    from msgspec.structs import replace
-
     return Depths(
         replace(costs, memory=memory * MEMORY_SHARE),
         work.num_layers,
@@ -130,8 +131,6 @@ def _table(work: TaskWork, tensor: int, size: int, slots: int, memory: float) ->
 
 def _least_memory(work: TaskWork, nodes: Sequence[NodeSlots], previous: Layout | None) -> float:
     """Gigabytes per rank with which some layout would fit, to three figures, by bisection."""
-    from unicron_hpc.planner.search import degrees, sizes
-
     slots = max(n.slots for n in nodes)
     tensor, size = max(degrees(work, nodes, previous)), min(sizes(work, previous))
     low, high = work.hardware.memory_bytes, work.hardware.memory_bytes

@@ -1,8 +1,9 @@
 """Replicas on nodes of different speed.
 
 Groups are sorted, fastest first, and every replica takes consecutive ones: slow groups share replicas with
-their like, get fewer layers where they share with faster ones, and their replica fewer micro-batches; the slowest
-may stay out. Within that rule the choice is exact (the same bisection as `replicas`, over a chain of segments).
+their like, get fewer layers where they share with faster ones, and their replica fewer micro-batches; the
+slowest may stay out. Within that rule the choice is exact (the same bisection as `replicas`, over a chain of
+segments).
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def fastest_segments(
     Returns
     -------
     list of list of (layers per stage, through, each)
-        One solution for each number of slow classes used (none, the first, ...); empty where nothing fits. The
-        replicas of a solution take the groups in order.
+        One solution for each number of slow classes used (none, the first, ...); empty where nothing fits.
+        The replicas of a solution take the groups in order.
     """
     speeds = _coarse(slowdown)
     classes = sorted(set(speeds))

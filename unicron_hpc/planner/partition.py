@@ -1,7 +1,7 @@
 """Exact partition of layers into pipeline stages: the slowest stage as fast as possible.
 
-Transformer layers are alike, so a partition is a count of layers per stage. Stages differ in what they carry on top
-(embedding, loss head), in how slow their node is, and in how many layers their memory takes.
+Transformer layers are alike, so a partition is a count of layers per stage. Stages differ in what they carry
+on top (embedding, loss head), in how slow their node is, and in how many layers their memory takes.
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ def split_layers(
     return tuple(counts)
 
 
-def slowest_stage(
-    num_layers: int, layer: float, first: float, last: float, most: IntArray
-) -> FloatArray:
+def slowest_stage(num_layers: int, layer: float, first: float, last: float, most: IntArray) -> FloatArray:
     """Seconds of the slowest stage of the best partition, for every depth at once.
 
     Parameters

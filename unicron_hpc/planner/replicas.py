@@ -1,7 +1,7 @@
 """How many pipelines of which depth: an exact choice of replicas for equal nodes.
 
-A replica of depth p takes p groups and, within T seconds, computes m_p(T) micro-batches. T is enough when some
-set of replicas on at most G groups computes all M micro-batches: an unbounded knapsack. The smallest T
+A replica of depth p takes p groups and, within T seconds, computes m_p(T) micro-batches. T is enough when
+some set of replicas on at most G groups computes all M micro-batches: an unbounded knapsack. The smallest T
 is found by bisection over the times at which some m_p changes, so the answer is exact, not approximate.
 """
 
@@ -37,7 +37,7 @@ def lower_bound(through: FloatArray, each: FloatArray, groups: int, micro_batche
 def homogeneous(
     through: FloatArray, each: FloatArray, groups: int, micro_batches: int
 ) -> tuple[IntArray, FloatArray]:
-    """(replicas, seconds) when all replicas have the same depth, index depth - 1; infinite where none fits."""
+    """(replicas, seconds) when all replicas have the same depth, by depth - 1; infinite where none fits."""
     replicas = np.minimum(groups // np.arange(1, len(through) + 1), micro_batches)
     share = -(-micro_batches // np.maximum(replicas, 1))
     with np.errstate(invalid="ignore"):
@@ -46,7 +46,7 @@ def homogeneous(
 
 
 def knapsack(values: IntArray, groups: int) -> IntArray:
-    """Most micro-batches with at most w groups, for w = 0 .. `groups`; `values[p - 1]` for a replica of depth p."""
+    """Most micro-batches on at most w groups, w = 0 .. `groups`; `values[p - 1]` is of depth p."""
     best = np.zeros(groups + 1, dtype=np.int64)
     useful = 0
     for k in range(min(len(values), groups)):
@@ -66,7 +66,7 @@ def knapsack(values: IntArray, groups: int) -> IntArray:
 
 
 def limited_knapsack(values: IntArray, groups: int, replicas: int) -> IntArray:
-    """As `knapsack` with at most `replicas` replicas; row d is for at most d. Shape (replicas + 1, groups + 1)."""
+    """As `knapsack` with at most d replicas in row d; shape (replicas + 1, groups + 1)."""
     best = np.zeros((replicas + 1, groups + 1), dtype=np.int64)
     depth = np.arange(1, min(len(values), groups) + 1)
     before = np.arange(groups + 1)[:, None] - depth[None, :]
@@ -77,7 +77,7 @@ def limited_knapsack(values: IntArray, groups: int, replicas: int) -> IntArray:
 
 
 def unpack(values: IntArray, best: IntArray, wanted: int) -> Mix:
-    """Replicas behind `knapsack`'s answer that compute at least `wanted` micro-batches on the fewest groups."""
+    """Replicas behind `knapsack`'s answer: at least `wanted` micro-batches on the fewest groups."""
     at = int(np.searchsorted(best, wanted))
     mix: dict[int, int] = {}
     while at > 0 and best[at] > 0:
@@ -122,7 +122,8 @@ def smallest_time(
 ) -> float:
     """Smallest time in [low, high] whose capacities are `enough`; `high` must be.
 
-    Only times through[p] + k each[p] matter, so every step moves to the nearest of them and the search ends exactly.
+    Only times through[p] + k each[p] matter, so every step moves to the nearest of them and the search ends
+    exactly.
     """
     finite = np.isfinite(through)
     through, each = through[finite], each[finite]
@@ -201,9 +202,11 @@ def fastest_mix(
 
 
 def shares(through: list[float], each: list[float], micro_batches: int) -> list[int]:
-    """Micro-batches of each replica, at least one each, so that the last one to finish is as early as possible.
+    """Micro-batches of each replica, at least one each, so that the last one to finish is as early as
+    possible.
 
-    All get what they can finish in the smallest sufficient time; the surplus is taken from those that finish last.
+    All get what they can finish in the smallest sufficient time; the surplus is taken from those that finish
+    last.
     """
     t, e = np.array(through), np.array(each)
     number = len(t)

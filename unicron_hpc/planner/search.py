@@ -7,17 +7,18 @@ from collections.abc import Sequence
 
 import msgspec
 
-from unicron_hpc.errors import PlanError
 from unicron_hpc.planner import limits
 from unicron_hpc.planner.cost import Prediction, StageCosts, predict, stage_costs, sync_seconds
 from unicron_hpc.planner.depths import Depths
 from unicron_hpc.planner.layout import Layout, Replica, Seat, Stage
 from unicron_hpc.planner.mixed import fastest_segments
+from unicron_hpc.planner.options import degrees, sizes
 from unicron_hpc.planner.partition import EPSILON
 from unicron_hpc.planner.replicas import Mix, fastest_mix, homogeneous, lower_bound, shares
 from unicron_hpc.planner.work import NodeSlots, TaskWork
 
-#: Up to this many groups every number of replicas and every parameter cap is tried, beyond only the likely ones.
+#: Up to this many groups every number of replicas and every parameter cap is tried, beyond only the likely
+#: ones.
 EXHAUSTIVE_GROUPS = 24
 #: As for EXHAUSTIVE_GROUPS, in layers.
 EXHAUSTIVE_LAYERS = 48
@@ -217,8 +218,8 @@ def _equal_nodes(scope: _Scope, best: float) -> list[Candidate]:
         if not math.isfinite(bound):
             break
         least = float(depths.smallest_state.min()) if math.isinf(cap) else cap
-        limits_ = range(1, min(groups, micro_batches) + 1) if small else [None]
-        for replicas in limits_:
+        numbers = range(1, min(groups, micro_batches) + 1) if small else [None]
+        for replicas in numbers:
             if bound + scope.sync(least, replicas or 1) >= best * (1 - EPSILON):
                 break
             mix = fastest_mix(depths.through, depths.each, groups, micro_batches, replicas=replicas)
@@ -234,7 +235,12 @@ def _caps(scope: _Scope, free: Depths, small: bool) -> list[float]:
     if not small:
         values = {float(v) for v in free.smallest_state if math.isfinite(v)}
     else:
-        ends = (0.0, costs.first_parameters, costs.last_parameters, costs.first_parameters + costs.last_parameters)
+        ends = (
+            0.0,
+            costs.first_parameters,
+            costs.last_parameters,
+            costs.first_parameters + costs.last_parameters,
+        )
         values = {k * costs.layer_parameters + e for k in range(1, scope.work.num_layers + 1) for e in ends}
     return [math.inf, *sorted(values, reverse=True)]
 
@@ -260,30 +266,6 @@ def _fast_only(scope: _Scope) -> _Scope:
     places = cut.places[:fast]
     kept = Bench(places, cut.slowdown[:fast], cut.per_node, cut.slots, len({node for node, _ in places}))
     return msgspec.structs.replace(scope, bench=kept)
-
-
-def degrees(work: TaskWork, nodes: Sequence[NodeSlots], previous: Layout | None) -> list[int]:
-    """Tensor degrees to try: the running one, the user's, else all that divide heads and fit in a node."""
-    if previous is not None:
-        return [previous.tensor]
-    if work.tensor is not None:
-        return [work.tensor]
-    widest = max(n.slots for n in nodes)
-    groups = work.num_query_groups or work.num_attention_heads
-    return [
-        t
-        for t in range(1, widest + 1)
-        if work.num_attention_heads % t == 0 and groups % t == 0 and work.ffn % t == 0
-    ]
-
-
-def sizes(work: TaskWork, previous: Layout | None) -> list[int]:
-    """Micro-batch sizes to try: the running one, the user's, else powers of two that divide the global batch."""
-    if previous is not None:
-        return [previous.micro_batch_size]
-    if work.micro_batch_size is not None:
-        return [work.micro_batch_size]
-    return [b for b in (1, 2, 4, 8, 16) if work.global_batch_size % b == 0]
 
 
 def search(work: TaskWork, nodes: Sequence[NodeSlots], *, previous: Layout | None = None) -> Choice:
@@ -325,7 +307,8 @@ def search(work: TaskWork, nodes: Sequence[NodeSlots], *, previous: Layout | Non
             best = min((c.seconds for c in found), default=math.inf)
     if not found:
         raise limits.nothing_fits(work, nodes, previous)
-    # Equal seconds: fewer groups, then the smaller degree, so that the answer never depends on the order tried.
+    # Equal seconds: fewer groups, then the smaller degree, so that the answer never depends on the order
+    # tried.
     found.sort(key=lambda c: (round(c.seconds, 12), c.groups, c.tensor, -c.micro_batch_size))
     chosen = found[0]
     layout = seated(chosen, bench(nodes, chosen.tensor).places, work.num_layers)

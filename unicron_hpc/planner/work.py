@@ -86,11 +86,13 @@ class TaskWork(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key_value_width(self) -> int:
         """Width of keys, or of values, of all query groups together."""
-        return self.query_width // self.num_attention_heads * (self.num_query_groups or self.num_attention_heads)
+        return (
+            self.query_width // self.num_attention_heads * (self.num_query_groups or self.num_attention_heads)
+        )
 
 
 class NodeSlots(msgspec.Struct, frozen=True, order=True):
-    """A node that may be used: how many ranks it takes and how slow it is (1.0 normal, 1.3 takes 30 % longer)."""
+    """A node that may be used: ranks it takes, and how slow it is (1.3 takes 30 % longer)."""
 
     name: str
     slots: int
