@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="slurm/cluster", description=_ABOUT, epilog=_EXAMPLES, formatter_class=raw)
     which = argparse.ArgumentParser(add_help=False)
     which.add_argument("--name", default="unicron", help="the cluster's name (default: unicron)")
-    which.add_argument("--dir", default=os.environ.get("UNICRON_CLUSTER_DIR", ""),
+    which.add_argument("--dir", default=os.environ.get(state.DIR, ""),
                        help="the cluster's own folder (default: one per name, in the runtime or temporary folder)")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 

@@ -310,7 +310,7 @@ class EmbeddedCluster:
         if os.geteuid() == 0:
             kept.pop("TMPDIR", None)
             kept |= {"HOME": str(account.home), "USER": account.name, "LOGNAME": account.name, "SHELL": "/bin/bash"}
-        return kept | {state.MARK: str(self.folder), **self.exports()}
+        return kept | {state.MARK: str(self.folder), state.DIR: str(self.folder), **self.exports()}
 
     def _slurmd(self, node: str) -> str:
         if node not in self.known.nodes:

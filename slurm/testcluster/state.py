@@ -18,6 +18,8 @@ from testcluster.errors import ClusterError
 
 #: Set in the environment of everything that belongs to a cluster; its value is the cluster's folder.
 MARK = "UNICRON_TEST_CLUSTER"
+#: The default of --dir; set for what `exec` runs, so that slurm/cluster talks about the same cluster there.
+DIR = "UNICRON_CLUSTER_DIR"
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,15}\Z")
 _FILE = "cluster.json"
 
