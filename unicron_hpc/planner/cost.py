@@ -206,8 +206,7 @@ def _stage_times(
         seconds += costs.last if k == len(replica.stages) - 1 else 0.0
         times.append(seconds * slowdown.get(nodes[k], 1.0))
     links = [
-        costs.link_intra if here == there else costs.link_inter
-        for here, there in itertools.pairwise(nodes)
+        costs.link_intra if here == there else costs.link_inter for here, there in itertools.pairwise(nodes)
     ]
     return times, links
 

@@ -46,6 +46,7 @@ def _check_tensor(work: TaskWork, nodes: Sequence[NodeSlots], tensor: int, where
         ("num_attention_heads", work.num_attention_heads),
         ("num_query_groups", work.num_query_groups or work.num_attention_heads),
         ("ffn_hidden_size", work.ffn),
+        ("vocab_size", work.vocab_size),
     ):
         if value % tensor:
             near = max(t for t in range(1, tensor + 1) if value % t == 0)

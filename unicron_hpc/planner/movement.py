@@ -6,31 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from unicron_hpc.planner.holdings import HeldUnit, held_by, newest
 from unicron_hpc.planner.layout import Layout, Seat
+from unicron_hpc.planner.placement import place
 from unicron_hpc.planner.units import units_of
 from unicron_hpc.planner.work import NodeSlots
 
-
-class HeldUnit(msgspec.Struct, frozen=True, order=True):
-    """A piece of state in a process's memory.
-
-    Attributes
-    ----------
-    unit
-        Name of the unit (`units.py`).
-    tensor_index, tensor
-        The slice held: `tensor_index` of `tensor` equal slices.
-    iteration
-        Committed updates that the state contains.
-    bytes
-        Size of weights and optimizer state together.
-    """
-
-    unit: str
-    tensor_index: int
-    tensor: int
-    iteration: int
-    bytes: int
+__all__ = ["HeldUnit", "Move", "MovePlan", "held_by", "moves", "newest", "place", "replace_seats"]
 
 
 class Move(msgspec.Struct, frozen=True, order=True):
@@ -70,27 +52,6 @@ class MovePlan(msgspec.Struct, frozen=True):
     moves: tuple[Move, ...]
     missing: tuple[tuple[str, int], ...]
     iteration: int | None
-
-
-def held_by(
-    layout: Layout, sizes: Mapping[str, int], *, tied: bool, learned_positions: bool, iteration: int = 0
-) -> dict[Seat, tuple[HeldUnit, ...]]:
-    """What every seat of a running layout holds: exactly its units.
-
-    `sizes` gives the bytes of one tensor slice of each unit.
-    """
-    found: dict[Seat, tuple[HeldUnit, ...]] = {}
-    for position in layout.positions():
-        units = units_of(position, tied=tied, learned_positions=learned_positions)
-        found[layout.seats[position.rank]] = tuple(
-            HeldUnit(unit, position.tensor_index, layout.tensor, iteration, sizes[unit]) for unit in units
-        )
-    return found
-
-
-def newest(holdings: Mapping[Seat, Collection[HeldUnit]], tensor: int) -> int | None:
-    """The latest iteration at which anything usable is held."""
-    return max((h.iteration for held in holdings.values() for h in held if h.tensor == tensor), default=None)
 
 
 def replace_seats(layout: Layout, lost: Collection[str], spares: Sequence[NodeSlots]) -> Layout | None:

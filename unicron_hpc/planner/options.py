@@ -19,7 +19,11 @@ def degrees(work: TaskWork, nodes: Sequence[NodeSlots], previous: Layout | None)
     return [
         t
         for t in range(1, widest + 1)
-        if work.num_attention_heads % t == 0 and groups % t == 0 and work.ffn % t == 0
+        if work.num_attention_heads % t == 0
+        and groups % t == 0
+        and work.ffn % t == 0
+        and work.vocab_size % t == 0
+        and work.vocab_size % t == 0
     ]
 
 

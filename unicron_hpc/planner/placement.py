@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from unicron_hpc.planner.holdings import HeldUnit, newest
 from unicron_hpc.planner.layout import Layout, Seat
-from unicron_hpc.planner.movement import HeldUnit, newest
 from unicron_hpc.planner.partition import FloatArray
 from unicron_hpc.planner.units import units_of
 from unicron_hpc.planner.work import NodeSlots
