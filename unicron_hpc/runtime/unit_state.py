@@ -26,12 +26,16 @@ class Entry:
         Dimension along which tensor parallelism splits it; None when every tensor rank holds all of it.
     offset
         First element inside a row of `flat`.
+    blocks
+        The split dimension consists of so many equal blocks, each split on its own: 2 for a gated
+        feed-forward layer, whose gate and up halves lie one after the other in every slice.
     """
 
     name: str
     shape: tuple[int, ...]
     partition_dim: int | None
     offset: int
+    blocks: int = 1
 
     @property
     def numel(self) -> int:

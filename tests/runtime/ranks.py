@@ -1,0 +1,306 @@
+"""Real ranks for tests: forked processes, each with an engine, driven over a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import queue
+import signal
+import threading
+import traceback
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unicron_hpc.config.sections import CheckpointSettings, DataSettings, ModelSettings, TrainSettings
+from unicron_hpc.config.settings import TaskSettings
+from unicron_hpc.planner.layout import Layout, Replica, Seat, Stage
+from unicron_hpc.planner.movement import Move
+from unicron_hpc.planner.units import holders
+from unicron_hpc.runtime.engine import Engine
+from unicron_hpc.runtime.orders import Holdings, PendingCommit, Phase, Rebuild
+
+PATIENCE = 30.0
+
+
+def small_task(**changes: Any) -> TaskSettings:
+    """A GPT of four layers; `changes` go to the model or the training, wherever the name is known."""
+    model = {
+        "num_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "seq_length": 16, "swiglu": False,
+        "ffn_hidden_size": 64, "num_query_groups": 4, "kv_channels": 8, "max_position_embeddings": 16,
+        "vocab_size": 128,
+    }  # fmt: skip
+    train = {
+        "micro_batch_size": 2, "global_batch_size": 16, "train_iters": 20, "lr": 1e-2, "lr_warmup_iters": 2,
+        "lr_decay_iters": 20, "weight_decay": 0.1,
+    }  # fmt: skip
+    for key, value in changes.items():
+        (model if key in ModelSettings.model_fields else train)[key] = value
+    return TaskSettings.model_construct(
+        name="test",
+        model=ModelSettings.model_construct(**model),
+        train=TrainSettings.model_construct(**train),
+        data=DataSettings.model_construct(),
+        checkpoint=CheckpointSettings.model_construct(dir=Path("unused")),
+    )
+
+
+class Numbers:
+    """Micro-batches that follow from (iteration, index) alone."""
+
+    def __init__(self, task: TaskSettings, masked: bool = False) -> None:
+        self._shape = (task.train.micro_batch_size, task.model.seq_length)
+        self._vocab = task.model.vocab_size
+        self._masked = masked
+
+    def micro_batch(self, iteration: int, index: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(iteration * 1000 + index)
+        rows, columns = self._shape
+        # Easy to learn, so that losses fall: each token follows from the one before.
+        start = torch.randint(0, self._vocab, (rows, 1), generator=generator)
+        text = (start + 3 * torch.arange(columns + 1)) % self._vocab
+        mask = torch.ones(self._shape)
+        if self._masked:
+            mask = (torch.rand(self._shape, generator=generator) < 0.3 + 0.1 * (index % 4)).float()
+        return {
+            "tokens": text[:, :-1].contiguous(),
+            "labels": text[:, 1:].contiguous(),
+            "loss_mask": mask,
+            "position_ids": torch.arange(columns).expand(self._shape).contiguous(),
+        }
+
+
+def layout(
+    task: TaskSettings, *pipelines: list[int], shares: list[int] | None = None, tensor: int = 1
+) -> Layout:
+    """Pipelines given as layers per stage, e.g. `[2, 2], [4]`; ranks are numbered in that order."""
+    total = task.train.micro_batches
+    shares = shares or [total // len(pipelines)] * len(pipelines)
+    replicas, rank, first_micro = [], 0, 0
+    for layers, share in zip(pipelines, shares, strict=True):
+        stages, first = [], 0
+        for count in layers:
+            stages.append(Stage(first, first + count - 1, tuple(range(rank, rank + tensor))))
+            rank += tensor
+            first += count
+        replicas.append(Replica(tuple(stages), first_micro, share))
+        first_micro += share
+    assert first_micro == total
+    seats = tuple(Seat("here", slot) for slot in range(rank))
+    return Layout(task.model.num_layers, tensor, task.train.micro_batch_size, tuple(replicas), seats)
+
+
+def moves_for(
+    task: TaskSettings, new: Layout, held: list[Holdings | None], iteration: int
+) -> tuple[Move, ...]:
+    """What must be sent so that every rank of `new` has its units; `held[rank]` is None for a fresh process."""
+    keys = [
+        {(u.unit, u.tensor_index): u.bytes for u in h.units if u.iteration == iteration} if h else {}
+        for h in held
+    ]
+    moves = []
+    needs = holders(new, tied=task.model.tied, learned_positions=task.model.learned_positions)
+    for key, ranks in needs.items():
+        for rank in ranks:
+            if key not in keys[rank]:
+                source = next(r for r, have in enumerate(keys) if key in have)
+                moves.append(Move(key[0], key[1], source, rank, keys[source][key]))
+    return tuple(moves)
+
+
+@dataclass
+class Answer:
+    """One command's result; `error` is the exception's class name."""
+
+    value: Any = None
+    error: str = ""
+    text: str = ""
+
+
+class Rank:
+    """One forked process."""
+
+    def __init__(self, task: TaskSettings, data: Any, store: Path, **engine: Any) -> None:
+        ours, theirs = Pipe()
+        self._pipe = ours
+        self.pid = os.fork()
+        if self.pid == 0:
+            status = 1
+            try:
+                ours.close()
+                _serve(theirs, task, data, store, engine)
+                status = 0
+            except EOFError:
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        theirs.close()
+        self._alive = True
+
+    def send(self, name: str, *arguments: Any) -> None:
+        self._pipe.send((name, arguments))
+
+    def answer(self) -> Answer:
+        if not self._pipe.poll(PATIENCE):
+            raise TimeoutError(f"rank process {self.pid} did not answer")
+        return self._pipe.recv()
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        self.send(name, *arguments)
+        answer = self.answer()
+        assert not answer.error, answer.text
+        return answer.value
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+        if number == signal.SIGKILL:
+            self.end()
+
+    def end(self) -> None:
+        if self._alive:
+            self._alive = False
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self._pipe.close()
+
+
+def _serve(
+    pipe: Connection, task: TaskSettings, data: Any, store: Path, engine_options: dict[str, Any]
+) -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # die with the test
+    torch.set_num_threads(1)
+    engine = Engine(task, data, **engine_options)
+    commands: queue.Queue[tuple[str, tuple[Any, ...]]] = queue.Queue()
+
+    def listen() -> None:
+        while True:
+            try:
+                name, arguments = pipe.recv()
+            except (EOFError, OSError):
+                os._exit(0)
+            if name == "cut":
+                engine.cut(*arguments)
+            else:
+                commands.put((name, arguments))
+
+    threading.Thread(target=listen, daemon=True).start()
+    actions = {
+        "rebuild": lambda order: engine.rebuild(order, dist.FileStore(f"{store}-{order.epoch}")),
+        "run": lambda count: [engine.run_iteration() for _ in range(count)],
+        "holdings": lambda: engine.holdings(),
+        "weights": lambda: {k: (s.iteration, s.flat.tolist()) for k, s in engine.snapshot().items()},
+        "damage": lambda: _damage_digests(),
+    }
+    while True:
+        name, arguments = commands.get()
+        try:
+            answer = Answer(actions[name](*arguments))
+        except Exception as error:
+            answer = Answer(None, type(error).__name__, traceback.format_exc())
+        pipe.send(answer)
+
+
+def _damage_digests() -> None:
+    """From now on this process sends digests of other bytes than it sends."""
+    from unicron_hpc.runtime import migration
+
+    migration._digest_words = lambda state: [1, 2]
+
+
+@dataclass
+class World:
+    """Some ranks and where they meet."""
+
+    task: TaskSettings
+    store: Path
+    data: Any = None
+    engine: dict[str, Any] = field(default_factory=dict)
+    ranks: list[Rank] = field(default_factory=list)
+    epoch: int = -1
+
+    def __post_init__(self) -> None:
+        self.data = self.data or Numbers(self.task)
+
+    def fresh(self) -> Rank:
+        return Rank(self.task, self.data, self.store, **self.engine)
+
+    def start(self, plan: Layout) -> None:
+        """A new training."""
+        self.ranks = [self.fresh() for _ in range(plan.world_size)]
+        self.rebuild(plan, initial=True)
+
+    def rebuild(self, plan: Layout, iteration: int = 0, **order: Any) -> list[Any]:
+        answers = self.try_rebuild(plan, iteration, **order)
+        assert not any(a.error for a in answers), "\n".join(a.text for a in answers)
+        return [a.value for a in answers]
+
+    def send_rebuild(self, plan: Layout, iteration: int = 0, **order: Any) -> None:
+        self.epoch += 1
+        for rank, process in enumerate(self.ranks):
+            process.send("rebuild", Rebuild(self.epoch, rank, plan, iteration, **order))
+
+    def try_rebuild(self, plan: Layout, iteration: int = 0, **order: Any) -> list[Answer]:
+        self.send_rebuild(plan, iteration, **order)
+        return [process.answer() for process in self.ranks]
+
+    def send(self, name: str, *arguments: Any) -> None:
+        for process in self.ranks:
+            process.send(name, *arguments)
+
+    def run(self, count: int) -> list[Any]:
+        """Commit `count` iterations; every rank must report the same."""
+        self.send("run", count)
+        answers = [process.answer() for process in self.ranks]
+        assert not any(a.error for a in answers), "\n".join(a.text for a in answers)
+        first = answers[0].value
+        for answer in answers[1:]:
+            assert [(c.iteration, c.loss, c.grad_norm) for c in answer.value] == [
+                (c.iteration, c.loss, c.grad_norm) for c in first
+            ]
+        return first
+
+    def recover(self, plan: Layout, survivors: list[int | None]) -> list[Any]:
+        """Go on under `plan`: `survivors[new rank]` is the old rank that takes it, None for a fresh process.
+
+        Does what a coordinator does: cut, collect holdings, decide the commit, order.
+        """
+        old = self.ranks
+        kept = [old[r] for r in survivors if r is not None]
+        for process in kept:
+            process.send("cut", self.epoch)
+        held = {id(process): process.ask("holdings") for process in kept}
+        iteration = max(h.iteration for h in held.values())
+        commit = None
+        if any(h.iteration < iteration for h in held.values()):
+            done = next(h for h in held.values() if h.iteration == iteration).recent[-1]
+            commit = PendingCommit.of(done)
+            behind = [h for h in held.values() if h.iteration < iteration]
+            assert all(h.phase is Phase.REDUCED and h.pending_iteration == iteration for h in behind)
+        self.ranks = [self.fresh() if r is None else old[r] for r in survivors]
+        by_rank = [None if r is None else _after(held[id(old[r])], iteration) for r in survivors]
+        moves = moves_for(self.task, plan, by_rank, iteration)
+        return self.rebuild(plan, iteration, moves=moves, commit=commit)
+
+    def close(self) -> None:
+        for process in self.ranks:
+            process.end()
+
+
+def _after(held: Holdings, iteration: int) -> Holdings:
+    """What a rank will hold once it has applied the pending update."""
+    import msgspec
+
+    if held.iteration == iteration:
+        return held
+    units = tuple(
+        msgspec.structs.replace(u, iteration=iteration) for u in held.units if u.iteration == held.iteration
+    )
+    return msgspec.structs.replace(held, units=units)

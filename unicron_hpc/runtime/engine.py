@@ -1,0 +1,413 @@
+"""The training engine of one rank: takes places in epochs, computes iterations, keeps state through faults."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from unicron_hpc.config.settings import TaskSettings
+from unicron_hpc.planner.movement import HeldUnit
+from unicron_hpc.runtime import commit, cpu_patches, groups, initial, migration
+from unicron_hpc.runtime.chunk import Chunk, ChunkKey
+from unicron_hpc.runtime.faults import GroupsCut, PeerLost, StateMismatch
+from unicron_hpc.runtime.gradients import Gradients
+from unicron_hpc.runtime.iteration import MicroBatchSource, Passes
+from unicron_hpc.runtime.optimizer import Adam, LearningRate, clip_factor
+from unicron_hpc.runtime.orders import Committed, Holdings, PendingCommit, Phase, Rebuild, RebuildReport
+from unicron_hpc.runtime.rng import ContentTracker, DropoutSeeds
+from unicron_hpc.runtime.sockets import SocketGuard
+from unicron_hpc.runtime.unit_map import UnitSpec
+from unicron_hpc.runtime.unit_state import UnitState
+
+#: Committed iterations that a rank remembers for those that must catch up.
+RECENT = 16
+
+UnitLoader = Callable[[Path, Iterable[UnitSpec]], Iterable[UnitState]]
+
+
+class Engine:
+    """State and work of one rank through all epochs.
+
+    Everything but `cut` belongs to the main thread.
+
+    Parameters
+    ----------
+    task
+        Model and training settings.
+    data
+        Micro-batches by (iteration, index).
+    device
+        `cpu`, or a CUDA device.
+    load_units
+        Reads units from a checkpoint folder; needed only for orders that name one.
+    building, using
+        Longest wait for a peer while groups are built, and in any call on them later. The first is short,
+        since a peer that dies while it connects leaves no socket to cut; the second is a last resort
+        behind the supervisor's own detection.
+    """
+
+    def __init__(
+        self,
+        task: TaskSettings,
+        data: MicroBatchSource,
+        *,
+        device: str = "cpu",
+        load_units: UnitLoader | None = None,
+        building: timedelta = timedelta(seconds=15),
+        using: timedelta = timedelta(minutes=10),
+    ) -> None:
+        self._task = task
+        self._data = data
+        self._device = torch.device(device)
+        self._load_units = load_units
+        self._building = building
+        self._using = using
+        if self._device.type == "cpu":
+            cpu_patches.apply()
+        self._guard = SocketGuard()
+        self._epoch = -1
+        self._cut_through = -1
+        self._units: dict[tuple[str, int], UnitState] = {}
+        self._chunk: Chunk | None = None
+        self._gradients: Gradients | None = None
+        self._groups: groups.Groups | None = None
+        self._passes: Passes | None = None
+        self._adam = Adam(task.train)
+        self._rate = LearningRate(task.train)
+        self._seeds = self._dropout_seeds()
+        self._full_tokens = task.train.global_batch_size * task.model.seq_length
+        self._iteration = 0
+        self._phase = Phase.IDLE
+        self._recent: deque[Committed] = deque(maxlen=RECENT)
+
+    @property
+    def iteration(self) -> int:
+        """Iterations committed by this rank."""
+        return self._iteration
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the last order; -1 before the first."""
+        return self._epoch
+
+    def cut(self, epoch: int | None = None) -> None:
+        """Break this rank's groups, so that every call that waits for a peer raises (any thread).
+
+        Parameters
+        ----------
+        epoch
+            Cut the groups of this epoch and of those before; an epoch that has not begun here will not
+            begin. None means the epoch that this rank is in.
+        """
+        through = self._epoch if epoch is None else epoch
+        self._cut_through = max(self._cut_through, through)
+        if self._epoch <= through:
+            self._guard.cut()
+
+    def rebuild(self, order: Rebuild, store: dist.Store) -> RebuildReport:
+        """Take the place that `order` gives; may follow a fault in any place, any number of times.
+
+        Parameters
+        ----------
+        store
+            Where ranks meet; keys get the epoch's prefix here. Its waits must raise when the epoch ends.
+
+        Raises
+        ------
+        GroupsCut
+            When the epoch was cut, or a peer was lost, before everything was in place.
+        StateMismatch
+            When state here or from a peer is not what the order says.
+        """
+        self._release()
+        self._epoch = order.epoch
+        with self._faults():
+            return self._rebuild(order, store)
+
+    def run_iteration(self) -> Committed:
+        """Compute and commit the next iteration.
+
+        Raises
+        ------
+        GroupsCut
+            On a cut or the loss of a peer; `holdings` says how far the iteration got.
+        ProgramFault
+            When loss or gradient is not finite; on every rank alike.
+        """
+        with self._faults():
+            if self._passes is None or self._gradients is None or self._groups is None:
+                raise StateMismatch("no epoch has been built", hint="Call rebuild first.")
+            began = time.perf_counter()
+            iteration = self._iteration + 1
+            self._phase = Phase.COMPUTING
+            self._gradients.zero()
+            loss_sum, tokens = self._passes.run(iteration)
+            self._gradients.sum_over_holders(self._groups)
+            own = commit.Totals(self._gradients.squared_norm(), loss_sum, tokens)
+            self._phase = Phase.REDUCED
+            totals = commit.agree(own, self._device)
+            loss, norm = commit.mean_loss_and_norm(totals, self._full_tokens, iteration)
+            return self._apply(PendingCommit(iteration, loss, norm, int(totals.tokens)), began)
+
+    def holdings(self) -> Holdings:
+        """What this process holds, for the planner."""
+        return Holdings(
+            iteration=self._iteration,
+            phase=self._phase,
+            pending_iteration=0 if self._phase is Phase.IDLE else self._iteration + 1,
+            units=tuple(
+                HeldUnit(s.unit, s.tensor_index, s.tensor, s.iteration, _bytes(s))
+                for s in self._units.values()
+            ),
+            recent=tuple(self._recent),
+        )
+
+    def snapshot(self) -> dict[tuple[str, int], UnitState]:
+        """A copy, in host memory, of the units that this rank's place needs."""
+        needed = self._chunk.needed if self._chunk is not None else {}
+        return {
+            key: UnitState(
+                s.unit, s.tensor_index, s.tensor, s.entries, s.flat.detach().to("cpu", copy=True), s.iteration
+            )
+            for key, s in self._units.items()
+            if key in needed
+        }
+
+    # -- one iteration ---------------------------------------------------------------------------------
+
+    def _apply(self, pending: PendingCommit, began: float | None) -> Committed:
+        """Update every unit of the chunk with the gradients in the buffers."""
+        assert self._chunk is not None and self._gradients is not None  # there is no gradient without them
+        factor = (
+            clip_factor(pending.grad_norm, self._task.train.clip_grad) * self._full_tokens / pending.tokens
+        )
+        if factor != 1.0:
+            self._gradients.scale(factor)
+        rate = self._rate.at(pending.iteration)
+        self._adam.step(self._chunk.specs, self._units, self._gradients, rate)
+        self._iteration = pending.iteration
+        self._phase = Phase.IDLE
+        for key in self._units.keys() - self._chunk.needed.keys():
+            del self._units[key]  # kept since the epoch began, in case it had not come to this
+        seconds = 0.0 if began is None else time.perf_counter() - began
+        committed = Committed(
+            pending.iteration, pending.loss, pending.grad_norm, rate, pending.tokens, seconds
+        )
+        self._recent.append(committed)
+        return committed
+
+    # -- a new epoch -----------------------------------------------------------------------------------
+
+    def _release(self) -> None:
+        """Leave the epoch before: nothing of it runs or writes afterwards."""
+        self._passes = None
+        self._guard.cut()
+        if self._gradients is not None:
+            self._gradients.settle()
+        self._groups = None
+        groups.destroy_groups()
+
+    def _rebuild(self, order: Rebuild, store: dist.Store) -> RebuildReport:
+        clock = _Clock()
+        self._check_cut()
+        committed = self._settle_pending(order)
+        commit_seconds = clock.lap()
+        position = order.layout.position(order.rank)
+        model = self._task.model
+        plan = groups.plan_groups(
+            order.layout, order.rank, tied=model.tied, learned_positions=model.learned_positions
+        )
+        built = self._build_groups(order, plan, store)
+        groups_seconds = clock.lap()
+        collection = groups.collection(built)
+        key = ChunkKey.of(position)
+        kept = self._chunk is not None and self._chunk.key == key
+        chunk = self._place_chunk(key, collection)
+        chunk_seconds = 0.0 if kept else clock.lap()
+        sources = self._bring_state(order, chunk)
+        chunk.bind(self._units)
+        if self._gradients is None or not self._gradients.fits(plan.holder_sets, order.rank):
+            self._gradients = Gradients(chunk.specs, plan.holder_sets, order.rank, self._device)
+            chunk.bind_gradients(self._gradients.views)
+        state_seconds = clock.lap()
+        built.use_once()
+        self._passes = Passes(
+            chunk,
+            collection,
+            order.layout,
+            position,
+            self._data,
+            self._seeds,
+            seq_length=model.seq_length,
+            device=self._device,
+        )
+        self._groups = built
+        self._iteration = order.iteration
+        self._check_cut()
+        return RebuildReport(
+            epoch=order.epoch,
+            commit_seconds=commit_seconds,
+            groups_seconds=groups_seconds,
+            chunk_seconds=chunk_seconds,
+            state_seconds=state_seconds,
+            warm_seconds=clock.lap(),
+            chunk_kept=kept,
+            bytes_by_source=sources,
+            committed=committed,
+        )
+
+    def _settle_pending(self, order: Rebuild) -> Committed | None:
+        """Apply the iteration that was under way, if it counts; else forget it."""
+        pending = order.commit
+        committed = None
+        if pending is not None and self._phase is Phase.REDUCED and pending.iteration == self._iteration + 1:
+            committed = self._apply(pending, None)
+        self._phase = Phase.IDLE
+        return committed
+
+    def _build_groups(self, order: Rebuild, plan: groups.GroupPlan, store: dist.Store) -> groups.Groups:
+        self._guard.begin()
+        try:
+            self._check_cut()
+            return groups.build_groups(
+                plan,
+                dist.PrefixStore(f"epoch-{order.epoch}", store),
+                order.rank,
+                order.layout.world_size,
+                building=self._building,
+                using=self._using,
+            )
+        finally:
+            self._guard.end()
+
+    def _place_chunk(self, key: ChunkKey, collection: groups.ProcessGroupCollection) -> Chunk:
+        """The model for this place: the one that is here if it fits, else a new one."""
+        groups.publish(collection)
+        ContentTracker(self._seeds, key.tensor_index, key.tensor).install()
+        if self._chunk is not None and self._chunk.key == key:
+            self._chunk.regroup(collection)
+        else:
+            self._gradients = None
+            self._chunk = Chunk(key, self._task, collection, self._seeds, self._device)
+        return self._chunk
+
+    def _bring_state(self, order: Rebuild, chunk: Chunk) -> dict[str, int]:
+        """Have every unit of the chunk here, at the order's iteration."""
+        sources = dict.fromkeys(("local", "peer", "disk", "seed"), 0)
+        if order.checkpoint is not None:
+            sources["disk"] = self._load(order, chunk, Path(order.checkpoint))
+        else:
+            moved = {(m.unit, m.tensor_index) for m in order.moves if m.target == order.rank}
+            sources["local"] = sum(
+                _bytes(state)
+                for key, state in self._units.items()
+                if key in chunk.needed and key not in moved
+            )
+            sources["peer"] = migration.move_states(
+                order.moves,
+                order.rank,
+                self._units,
+                chunk.needed,
+                order.iteration,
+                self._device,
+                self._keep,
+            )
+            if order.initial:
+                sources["seed"] = self._initialise(order, chunk)
+        self._check_complete(order, chunk)
+        return sources
+
+    def _keep(self, state: UnitState) -> None:
+        self._units[state.unit, state.tensor_index] = state
+
+    def _initialise(self, order: Rebuild, chunk: Chunk) -> int:
+        made = 0
+        for key, spec in chunk.needed.items():
+            if key not in self._units and order.iteration == 0:
+                state = initial.initial_state(spec, chunk.config, self._task.train.seed, self._device)
+                self._keep(state)
+                made += _bytes(state)
+        return made
+
+    def _load(self, order: Rebuild, chunk: Chunk, path: Path) -> int:
+        if self._load_units is None:
+            raise StateMismatch(f"ordered to load {path}, but this rank has no loader")
+        loaded = list(self._load_units(path, chunk.specs))
+        for state in loaded:
+            self._keep(state)
+        return sum(_bytes(state) for state in loaded)
+
+    def _check_complete(self, order: Rebuild, chunk: Chunk) -> None:
+        for key, spec in chunk.needed.items():
+            state = self._units.get(key)
+            if (
+                state is None
+                or state.iteration != order.iteration
+                or state.tensor != spec.tensor
+                or state.entries != spec.entries
+            ):
+                have = (
+                    "nothing"
+                    if state is None
+                    else f"slice {state.tensor_index} of {state.tensor}, iteration {state.iteration}"
+                )
+                raise StateMismatch(
+                    f"{spec.unit} (slice {spec.tensor_index} of {spec.tensor}) is needed at iteration "
+                    f"{order.iteration}, but this rank holds {have}",
+                    where=f"rank {order.rank}",
+                )
+        for key in [key for key, state in self._units.items() if state.iteration != order.iteration]:
+            del self._units[key]  # older than what all ranks agreed on: of no use to anybody
+
+    # -- faults ----------------------------------------------------------------------------------------
+
+    def _check_cut(self) -> None:
+        if self._cut_through >= self._epoch:
+            raise GroupsCut(f"epoch {self._epoch} was cut")
+
+    @contextlib.contextmanager
+    def _faults(self) -> Iterator[None]:
+        """Name what a broken connection looks like from inside torch."""
+        try:
+            yield
+        except GroupsCut:
+            raise
+        except Exception as error:
+            if self._cut_through >= self._epoch:
+                raise GroupsCut(f"epoch {self._epoch} was cut") from error
+            if isinstance(error, dist.DistError) or "gloo" in str(error):
+                raise PeerLost(f"a connection of epoch {self._epoch} broke: {error}") from error
+            raise
+
+    def _dropout_seeds(self) -> DropoutSeeds | None:
+        model = self._task.model
+        if model.hidden_dropout == 0 and model.attention_dropout == 0:
+            return None
+        if self._device.type == "cpu":
+            generator = torch.default_generator
+        else:
+            generator = torch.cuda.default_generators[self._device.index or 0]
+        return DropoutSeeds(self._task.train.seed, generator)
+
+
+class _Clock:
+    """Seconds between laps."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+
+    def lap(self) -> float:
+        now = time.perf_counter()
+        passed, self._last = now - self._last, now
+        return passed
+
+
+def _bytes(state: UnitState) -> int:
+    return state.flat.numel() * state.flat.element_size()

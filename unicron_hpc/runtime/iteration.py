@@ -1,0 +1,122 @@
+"""One iteration's forward and backward passes, by Megatron's own schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+from megatron.core.pipeline_parallel.schedules import (
+    forward_backward_no_pipelining,
+    forward_backward_pipelining_without_interleaving,
+)
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from unicron_hpc.planner.layout import Layout, Position
+from unicron_hpc.runtime.chunk import Chunk
+from unicron_hpc.runtime.rng import DropoutSeeds
+
+
+class MicroBatchSource(Protocol):
+    """Where micro-batches come from."""
+
+    def micro_batch(self, iteration: int, index: int) -> dict[str, torch.Tensor]:
+        """Global micro-batch `index` of update `iteration` (from 1).
+
+        Keys `tokens`, `labels`, `loss_mask`, `position_ids`, each [micro_batch_size, seq_length].
+        """
+        ...
+
+
+class Passes:
+    """Runs this rank's share of an iteration in one epoch; gradients are added where `.grad` points.
+
+    The loss of a micro-batch is the sum over its counted tokens divided by the tokens of a full global
+    batch. Whatever number of micro-batches a replica computes, gradients add up to the same sum; the commit
+    corrects for tokens that the masks leave out.
+    """
+
+    def __init__(
+        self,
+        chunk: Chunk,
+        groups: ProcessGroupCollection,
+        layout: Layout,
+        position: Position,
+        data: MicroBatchSource,
+        seeds: DropoutSeeds | None,
+        *,
+        seq_length: int,
+        device: torch.device,
+    ) -> None:
+        replica = layout.replicas[position.replica]
+        self._chunk = chunk
+        self._groups = groups
+        self._data = data
+        self._seeds = seeds
+        self._device = device
+        self._indices = range(replica.first_micro_batch, replica.first_micro_batch + replica.micro_batches)
+        self._reads = position.is_first or position.is_last
+        self._is_first = position.is_first
+        self._is_last = position.is_last
+        self._reports = position.is_last and position.tensor_index == 0
+        self._scale = 1.0 / (layout.micro_batches * layout.micro_batch_size * seq_length)
+        self._iteration = 0
+        common = {
+            "model": chunk.module,
+            "num_microbatches": replica.micro_batches,
+            "seq_length": seq_length,
+            "micro_batch_size": layout.micro_batch_size,
+            "pg_collection": groups,
+        }
+        if position.depth == 1:
+            self._schedule = partial(forward_backward_no_pipelining, **common)
+        else:
+            self._schedule = partial(
+                forward_backward_pipelining_without_interleaving,
+                p2p_communicator=P2PCommunicator(groups.pp, chunk.config),
+                **common,
+            )
+
+    def run(self, iteration: int) -> tuple[float, float]:
+        """Forward and backward of every micro-batch of this replica.
+
+        Returns
+        -------
+        loss_sum, tokens
+            Sum of the loss over counted tokens, and their number; zero on ranks that do not report it.
+        """
+        self._iteration = iteration
+        sums = self._schedule(forward_step_func=self._forward, data_iterator=iter(self._indices))
+        if not self._reports or not sums:
+            return 0.0, 0.0
+        loss, tokens = torch.stack(sums).sum(0).tolist()
+        return loss, tokens
+
+    def _forward(self, indices: Iterator[int], model: Any) -> tuple[torch.Tensor, Any]:
+        index = next(indices)
+        if self._seeds is not None:
+            self._seeds.start(self._iteration, index)
+        batch: dict[str, torch.Tensor] = {}
+        if self._reads:
+            batch = self._data.micro_batch(self._iteration, index)
+            if self._device.type != "cpu":
+                batch = {key: value.to(self._device, non_blocking=True) for key, value in batch.items()}
+        output = model(
+            batch["tokens"] if self._is_first else None,
+            batch["position_ids"] if self._is_first else None,
+            None,
+            labels=batch["labels"] if self._is_last else None,
+        )
+        return output, partial(self._loss, batch.get("loss_mask"))
+
+    def _loss(
+        self, mask: torch.Tensor | None, losses: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        assert mask is not None  # the schedule asks only the last stage
+        mask = mask.to(torch.float32)
+        total = (losses * mask).sum()
+        tokens = mask.sum()
+        sums = torch.stack((total.detach(), tokens)).double()
+        return total * self._scale, tokens.int(), sums
