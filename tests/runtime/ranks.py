@@ -98,7 +98,7 @@ def layout(
 def moves_for(
     task: TaskSettings, new: Layout, held: list[Holdings | None], iteration: int
 ) -> tuple[Move, ...]:
-    """What must be sent so that every rank of `new` has its units; `held[rank]` is None for a fresh process."""
+    """What must be sent so that every rank of `new` has its units; None is a fresh process."""
     keys = [
         {(u.unit, u.tensor_index): u.bytes for u in h.units if u.iteration == iteration} if h else {}
         for h in held
@@ -275,7 +275,7 @@ class World:
         old = self.ranks
         kept = [old[r] for r in survivors if r is not None]
         for process in kept:
-            process.send("cut", self.epoch)
+            process.send("cut", self.epoch + 1)
         held = {id(process): process.ask("holdings") for process in kept}
         iteration = max(h.iteration for h in held.values())
         commit = None

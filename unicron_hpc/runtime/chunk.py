@@ -18,7 +18,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from unicron_hpc.config.settings import TaskSettings
 from unicron_hpc.planner.layout import Position
 from unicron_hpc.runtime.rng import EMBEDDING_SLOT, DropoutSeeds
-from unicron_hpc.runtime.unit_map import UnitSpec, map_units
+from unicron_hpc.runtime.unit_map import map_units
 from unicron_hpc.runtime.unit_state import WEIGHT, UnitStates
 
 
@@ -90,7 +90,7 @@ class Chunk:
             share_embeddings_and_output_weights=model.tied,
             position_embedding_type=model.position_embedding_type,
             rotary_percent=model.rotary_percent,
-            rotary_base=model.rotary_base,  # type: ignore[arg-type]
+            rotary_base=model.rotary_base,
             pg_collection=groups,
         ).to(device)
         self.specs, self._parameters = map_units(

@@ -30,7 +30,7 @@ def apply() -> None:
         return
     _applied = True
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
-    torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
+    torch.cuda.synchronize = lambda *_: None
     for name in _LITERAL_CUDA:
         redirect(name)
     # Activation recomputation saves and restores the state of a GPU's generator as well.

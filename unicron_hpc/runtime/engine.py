@@ -1,35 +1,33 @@
-"""The training engine of one rank: takes places in epochs, computes iterations, keeps state through faults."""
+"""The training engine of one rank: takes places in epochs, computes, keeps state through faults."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch._C._distributed_c10d import PrefixStore, Store  # torch.distributed hides them from mypy
 
 from unicron_hpc.config.settings import TaskSettings
-from unicron_hpc.planner.movement import HeldUnit
-from unicron_hpc.runtime import commit, cpu_patches, groups, initial, migration
+from unicron_hpc.runtime import commit, cpu_patches, groups
 from unicron_hpc.runtime.chunk import Chunk, ChunkKey
 from unicron_hpc.runtime.faults import GroupsCut, PeerLost, StateMismatch
 from unicron_hpc.runtime.gradients import Gradients
+from unicron_hpc.runtime.inventory import Inventory, UnitLoader
 from unicron_hpc.runtime.iteration import MicroBatchSource, Passes
 from unicron_hpc.runtime.optimizer import Adam, LearningRate, clip_factor
 from unicron_hpc.runtime.orders import Committed, Holdings, PendingCommit, Phase, Rebuild, RebuildReport
 from unicron_hpc.runtime.rng import ContentTracker, DropoutSeeds
 from unicron_hpc.runtime.sockets import SocketGuard
-from unicron_hpc.runtime.unit_map import UnitSpec
-from unicron_hpc.runtime.unit_state import UnitState
+from unicron_hpc.runtime.unit_state import UnitState, UnitStates
 
 #: Committed iterations that a rank remembers for those that must catch up.
 RECENT = 16
-
-UnitLoader = Callable[[Path, Iterable[UnitSpec]], Iterable[UnitState]]
 
 
 class Engine:
@@ -66,15 +64,14 @@ class Engine:
         self._task = task
         self._data = data
         self._device = torch.device(device)
-        self._load_units = load_units
         self._building = building
         self._using = using
         if self._device.type == "cpu":
             cpu_patches.apply()
         self._guard = SocketGuard()
         self._epoch = -1
-        self._cut_through = -1
-        self._units: dict[tuple[str, int], UnitState] = {}
+        self._cut_before = -1
+        self._inventory = Inventory(self._device, load_units)
         self._chunk: Chunk | None = None
         self._gradients: Gradients | None = None
         self._groups: groups.Groups | None = None
@@ -93,25 +90,31 @@ class Engine:
         return self._iteration
 
     @property
+    def states(self) -> UnitStates:
+        """All state in this process's memory, live: it changes with the next iteration."""
+        return self._inventory.states
+
+    @property
     def epoch(self) -> int:
         """Epoch of the last order; -1 before the first."""
         return self._epoch
 
-    def cut(self, epoch: int | None = None) -> None:
+    def cut(self, before: int | None = None) -> None:
         """Break this rank's groups, so that every call that waits for a peer raises (any thread).
 
         Parameters
         ----------
-        epoch
-            Cut the groups of this epoch and of those before; an epoch that has not begun here will not
-            begin. None means the epoch that this rank is in.
+        before
+            Epochs below this number are over: the one that this rank is in breaks off, and orders for
+            others are refused. None ends the current epoch.
         """
-        through = self._epoch if epoch is None else epoch
-        self._cut_through = max(self._cut_through, through)
-        if self._epoch <= through:
+        if before is None:
+            before = self._epoch + 1
+        self._cut_before = max(self._cut_before, before)
+        if self._epoch < before:
             self._guard.cut()
 
-    def rebuild(self, order: Rebuild, store: dist.Store) -> RebuildReport:
+    def rebuild(self, order: Rebuild, store: Store) -> RebuildReport:
         """Take the place that `order` gives; may follow a fault in any place, any number of times.
 
         Parameters
@@ -162,40 +165,34 @@ class Engine:
             iteration=self._iteration,
             phase=self._phase,
             pending_iteration=0 if self._phase is Phase.IDLE else self._iteration + 1,
-            units=tuple(
-                HeldUnit(s.unit, s.tensor_index, s.tensor, s.iteration, _bytes(s))
-                for s in self._units.values()
-            ),
+            units=self._inventory.held(),
             recent=tuple(self._recent),
+            pending_units=(
+                tuple(self._chunk.needed) if self._phase is Phase.REDUCED and self._chunk is not None else ()
+            ),
         )
 
     def snapshot(self) -> dict[tuple[str, int], UnitState]:
         """A copy, in host memory, of the units that this rank's place needs."""
-        needed = self._chunk.needed if self._chunk is not None else {}
-        return {
-            key: UnitState(
-                s.unit, s.tensor_index, s.tensor, s.entries, s.flat.detach().to("cpu", copy=True), s.iteration
-            )
-            for key, s in self._units.items()
-            if key in needed
-        }
+        return self._inventory.copy(self._chunk.needed if self._chunk is not None else ())
 
     # -- one iteration ---------------------------------------------------------------------------------
 
     def _apply(self, pending: PendingCommit, began: float | None) -> Committed:
         """Update every unit of the chunk with the gradients in the buffers."""
-        assert self._chunk is not None and self._gradients is not None  # there is no gradient without them
+        assert self._chunk is not None  # there is no gradient without it
+        assert self._gradients is not None
         factor = (
             clip_factor(pending.grad_norm, self._task.train.clip_grad) * self._full_tokens / pending.tokens
         )
         if factor != 1.0:
             self._gradients.scale(factor)
         rate = self._rate.at(pending.iteration)
-        self._adam.step(self._chunk.specs, self._units, self._gradients, rate)
+        self._adam.step(self._chunk.specs, self._inventory.states, self._gradients, rate)
         self._iteration = pending.iteration
         self._phase = Phase.IDLE
-        for key in self._units.keys() - self._chunk.needed.keys():
-            del self._units[key]  # kept since the epoch began, in case it had not come to this
+        # What moved away was kept in case the epoch should not come to this.
+        self._inventory.keep_only(self._chunk.needed)
         seconds = 0.0 if began is None else time.perf_counter() - began
         committed = Committed(
             pending.iteration, pending.loss, pending.grad_norm, rate, pending.tokens, seconds
@@ -214,7 +211,7 @@ class Engine:
         self._groups = None
         groups.destroy_groups()
 
-    def _rebuild(self, order: Rebuild, store: dist.Store) -> RebuildReport:
+    def _rebuild(self, order: Rebuild, store: Store) -> RebuildReport:
         clock = _Clock()
         self._check_cut()
         committed = self._settle_pending(order)
@@ -231,8 +228,8 @@ class Engine:
         kept = self._chunk is not None and self._chunk.key == key
         chunk = self._place_chunk(key, collection)
         chunk_seconds = 0.0 if kept else clock.lap()
-        sources = self._bring_state(order, chunk)
-        chunk.bind(self._units)
+        sources = self._inventory.bring(order, chunk.needed, chunk.config, self._task.train.seed)
+        chunk.bind(self._inventory.states)
         if self._gradients is None or not self._gradients.fits(plan.holder_sets, order.rank):
             self._gradients = Gradients(chunk.specs, plan.holder_sets, order.rank, self._device)
             chunk.bind_gradients(self._gradients.views)
@@ -272,13 +269,13 @@ class Engine:
         self._phase = Phase.IDLE
         return committed
 
-    def _build_groups(self, order: Rebuild, plan: groups.GroupPlan, store: dist.Store) -> groups.Groups:
+    def _build_groups(self, order: Rebuild, plan: groups.GroupPlan, store: Store) -> groups.Groups:
         self._guard.begin()
         try:
             self._check_cut()
             return groups.build_groups(
                 plan,
-                dist.PrefixStore(f"epoch-{order.epoch}", store),
+                PrefixStore(f"epoch-{order.epoch}", store),
                 order.rank,
                 order.layout.world_size,
                 building=self._building,
@@ -287,7 +284,7 @@ class Engine:
         finally:
             self._guard.end()
 
-    def _place_chunk(self, key: ChunkKey, collection: groups.ProcessGroupCollection) -> Chunk:
+    def _place_chunk(self, key: ChunkKey, collection: ProcessGroupCollection) -> Chunk:
         """The model for this place: the one that is here if it fits, else a new one."""
         groups.publish(collection)
         ContentTracker(self._seeds, key.tensor_index, key.tensor).install()
@@ -298,78 +295,10 @@ class Engine:
             self._chunk = Chunk(key, self._task, collection, self._seeds, self._device)
         return self._chunk
 
-    def _bring_state(self, order: Rebuild, chunk: Chunk) -> dict[str, int]:
-        """Have every unit of the chunk here, at the order's iteration."""
-        sources = dict.fromkeys(("local", "peer", "disk", "seed"), 0)
-        if order.checkpoint is not None:
-            sources["disk"] = self._load(order, chunk, Path(order.checkpoint))
-        else:
-            moved = {(m.unit, m.tensor_index) for m in order.moves if m.target == order.rank}
-            sources["local"] = sum(
-                _bytes(state)
-                for key, state in self._units.items()
-                if key in chunk.needed and key not in moved
-            )
-            sources["peer"] = migration.move_states(
-                order.moves,
-                order.rank,
-                self._units,
-                chunk.needed,
-                order.iteration,
-                self._device,
-                self._keep,
-            )
-            if order.initial:
-                sources["seed"] = self._initialise(order, chunk)
-        self._check_complete(order, chunk)
-        return sources
-
-    def _keep(self, state: UnitState) -> None:
-        self._units[state.unit, state.tensor_index] = state
-
-    def _initialise(self, order: Rebuild, chunk: Chunk) -> int:
-        made = 0
-        for key, spec in chunk.needed.items():
-            if key not in self._units and order.iteration == 0:
-                state = initial.initial_state(spec, chunk.config, self._task.train.seed, self._device)
-                self._keep(state)
-                made += _bytes(state)
-        return made
-
-    def _load(self, order: Rebuild, chunk: Chunk, path: Path) -> int:
-        if self._load_units is None:
-            raise StateMismatch(f"ordered to load {path}, but this rank has no loader")
-        loaded = list(self._load_units(path, chunk.specs))
-        for state in loaded:
-            self._keep(state)
-        return sum(_bytes(state) for state in loaded)
-
-    def _check_complete(self, order: Rebuild, chunk: Chunk) -> None:
-        for key, spec in chunk.needed.items():
-            state = self._units.get(key)
-            if (
-                state is None
-                or state.iteration != order.iteration
-                or state.tensor != spec.tensor
-                or state.entries != spec.entries
-            ):
-                have = (
-                    "nothing"
-                    if state is None
-                    else f"slice {state.tensor_index} of {state.tensor}, iteration {state.iteration}"
-                )
-                raise StateMismatch(
-                    f"{spec.unit} (slice {spec.tensor_index} of {spec.tensor}) is needed at iteration "
-                    f"{order.iteration}, but this rank holds {have}",
-                    where=f"rank {order.rank}",
-                )
-        for key in [key for key, state in self._units.items() if state.iteration != order.iteration]:
-            del self._units[key]  # older than what all ranks agreed on: of no use to anybody
-
     # -- faults ----------------------------------------------------------------------------------------
 
     def _check_cut(self) -> None:
-        if self._cut_through >= self._epoch:
+        if self._epoch < self._cut_before:
             raise GroupsCut(f"epoch {self._epoch} was cut")
 
     @contextlib.contextmanager
@@ -380,7 +309,7 @@ class Engine:
         except GroupsCut:
             raise
         except Exception as error:
-            if self._cut_through >= self._epoch:
+            if self._epoch < self._cut_before:
                 raise GroupsCut(f"epoch {self._epoch} was cut") from error
             if isinstance(error, dist.DistError) or "gloo" in str(error):
                 raise PeerLost(f"a connection of epoch {self._epoch} broke: {error}") from error
@@ -407,7 +336,3 @@ class _Clock:
         now = time.perf_counter()
         passed, self._last = now - self._last, now
         return passed
-
-
-def _bytes(state: UnitState) -> int:
-    return state.flat.numel() * state.flat.element_size()

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
+from torch._C._distributed_c10d import HashStore, Store  # torch.distributed hides them from mypy
 
 from unicron_hpc.planner.layout import Layout
 from unicron_hpc.planner.units import holders
@@ -67,7 +68,7 @@ class SoloGroup:
     def get(cls) -> dist.ProcessGroup:
         """The group; made at first use, since a zygote must not own its threads."""
         if cls._group is None:
-            store = dist.HashStore()
+            store = HashStore()
             group = dist.ProcessGroup(store, 0, 1)
             backend = dist.ProcessGroupGloo(store, 0, 1, timeout=timedelta(minutes=5))
             group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
@@ -103,7 +104,7 @@ class Groups:
 
 
 def build_groups(
-    plan: GroupPlan, store: dist.Store, rank: int, world_size: int, *, building: timedelta, using: timedelta
+    plan: GroupPlan, store: Store, rank: int, world_size: int, *, building: timedelta, using: timedelta
 ) -> Groups:
     """Build the world and this rank's other groups.
 

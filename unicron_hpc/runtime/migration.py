@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +29,7 @@ def move_states(
     moves: Sequence[Move],
     rank: int,
     held: UnitStates,
-    needed: dict[tuple[str, int], UnitSpec],
+    needed: Mapping[tuple[str, int], UnitSpec],
     iteration: int,
     device: torch.device,
     arrived: Callable[[UnitState], None],
@@ -81,7 +81,7 @@ def move_states(
         state = item.spec.state(flat, iteration)
         if _digest_words(state) != item.header[2:].tolist():
             raise StateMismatch(
-                f"{item.move.unit} from rank {item.move.source} is damaged: its digest differs from the sender's",
+                f"{item.move.unit} from rank {item.move.source} is damaged: the digests differ",
                 where=f"rank {rank}",
             )
         arrived(state)
@@ -111,11 +111,11 @@ def _check_header(item: _Arriving, iteration: int) -> None:
         )
 
 
-def _expect(tag: int, move: Move, needed: dict[tuple[str, int], UnitSpec]) -> _Arriving:
+def _expect(tag: int, move: Move, needed: Mapping[tuple[str, int], UnitSpec]) -> _Arriving:
     spec = needed.get((move.unit, move.tensor_index))
     if spec is None:
         raise StateMismatch(
-            f"ordered to receive {move.unit} (tensor index {move.tensor_index}), which this rank does not need",
+            f"ordered to receive {move.unit} (slice {move.tensor_index}), which this rank does not need",
             where=f"rank {move.target}",
         )
     header = torch.empty(_HEADER_WORDS, dtype=torch.int64)

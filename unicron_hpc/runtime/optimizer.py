@@ -28,7 +28,7 @@ class LearningRate:
     def __init__(self, train: TrainSettings) -> None:
         self._batch = train.global_batch_size
         self._schedule = OptimizerParamScheduler(
-            SimpleNamespace(param_groups=[]),  # type: ignore[arg-type]
+            SimpleNamespace(param_groups=[]),
             init_lr=0.0,
             max_lr=train.lr,
             min_lr=train.min_lr,

@@ -143,6 +143,8 @@ class Holdings(msgspec.Struct, frozen=True):
         All complete state in its memory, needed now or not; each with its own iteration.
     recent
         The last updates that it committed, oldest first.
+    pending_units
+        In `Phase.REDUCED`: the (unit, tensor index) that the pending update would bring up to date.
     """
 
     iteration: int
@@ -150,3 +152,4 @@ class Holdings(msgspec.Struct, frozen=True):
     pending_iteration: int
     units: tuple[HeldUnit, ...]
     recent: tuple[Committed, ...]
+    pending_units: tuple[tuple[str, int], ...] = ()

@@ -76,7 +76,7 @@ class UnitState:
     def digest(self) -> bytes:
         """Blake2b-128 of the whole state's bytes."""
         data = self.flat.detach().cpu().contiguous().numpy()
-        return hashlib.blake2b(memoryview(data).cast("B"), digest_size=16).digest()
+        return hashlib.blake2b(data.data.cast("B"), digest_size=16).digest()
 
 
 #: What a rank holds: (unit, tensor index) -> state.
