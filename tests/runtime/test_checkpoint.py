@@ -72,10 +72,10 @@ def true_state(unit: str, index: int, tensor: int, *, gated: bool = False, itera
         whole = torch.randn(3, *shape, generator=generator)
         part = whole if dim is None else whole.chunk(tensor, dim + 1)[index]
         if gated and name == "mlp.linear_fc1.weight":
-            local, dim = (2 * FFN // tensor, HIDDEN), 0
+            local, dim, blocks = (2 * FFN // tensor, HIDDEN), 0, 2
         else:
-            local = tuple(part.shape[1:])
-        entries.append(Entry(name, local, dim, offset))
+            local, blocks = tuple(part.shape[1:]), 1
+        entries.append(Entry(name, local, dim, offset, blocks))
         rows.append(part.reshape(3, -1))
         offset += rows[-1].shape[1]
     return UnitState(unit, index, tensor, tuple(entries), torch.cat(rows, 1), iteration)
@@ -91,7 +91,7 @@ def states_of(plan: Layout, rank: int, *, gated: bool = False) -> dict[Key, Unit
 def begin(partial: Path, plan: Layout, rank: int, *, gated: bool = False) -> PendingSave:
     held = holders(plan, tied=False, learned_positions=False)
     copies = snapshot(states_of(plan, rank, gated=gated), held, rank)
-    return begin_save(partial, copies, rank=rank, holders=held, iteration=50, gated=gated)
+    return begin_save(partial, copies, rank=rank, holders=held, iteration=50)
 
 
 def finish(partial: Path, plan: Layout, written: list[WrittenFile], *, iteration: int = 50) -> Path:
@@ -119,7 +119,7 @@ def wanted_of(plan: Layout, rank: int, *, gated: bool = False) -> list[Wanted]:
 
 def assert_loads(path: Path, plan: Layout, *, gated: bool = False) -> None:
     for rank in range(plan.world_size):
-        loaded = load_units(path, wanted_of(plan, rank, gated=gated), model=MODEL, gated=gated)
+        loaded = load_units(path, wanted_of(plan, rank, gated=gated), model=MODEL)
         expected = states_of(plan, rank, gated=gated)
         assert loaded.keys() == expected.keys()
         for key, state in expected.items():

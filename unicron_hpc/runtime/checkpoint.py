@@ -117,7 +117,6 @@ class PendingSave:
     directory: Path
     rank: int
     states: tuple[UnitState, ...]
-    gated: bool
 
     def write(self) -> tuple[WrittenFile, ...]:
         """Write this rank's files and sync them. For a background thread; touches no process group.
@@ -133,7 +132,7 @@ class PendingSave:
         UnicronError
             When the disk refuses.
         """
-        shards = (shard for state in self.states for shard in shards_of(state, gated=self.gated))
+        shards = (shard for state in self.states for shard in shards_of(state))
         planner = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
         try:
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -163,7 +162,6 @@ def begin_save(
     rank: int,
     holders: Holders,
     iteration: int,
-    gated: bool = False,
 ) -> PendingSave:
     """Check that `states` are what this rank has to write; starts no I/O and no communication.
 
@@ -179,8 +177,6 @@ def begin_save(
         `planner.units.holders(layout, ...)`.
     iteration
         The number of committed iterations that every state must have.
-    gated
-        Whether the model has a gated linear unit (`swiglu`).
 
     Raises
     ------
@@ -198,7 +194,7 @@ def begin_save(
             raise UnicronError(
                 f"state of {state.unit} is not a snapshot in host memory", where=f"rank {rank}"
             )
-    return PendingSave(directory, rank, mine, gated)
+    return PendingSave(directory, rank, mine)
 
 
 def finish_save(

@@ -10,7 +10,7 @@ import pickle
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from megatron.core.dist_checkpointing.strategies.torch import MCoreLoadPlanner
@@ -23,11 +23,24 @@ from unicron_hpc.runtime.manifest import Manifest, check_model, content_problem,
 from unicron_hpc.runtime.unit_state import Entry, UnitState
 
 
-class Wanted(NamedTuple):
-    """A slice to be loaded: its place in the new layout and the entries that the new chunk has.
+class Slice(Protocol):
+    """What describes a slice to be loaded, in the caller's own layout: a `UnitSpec` or a `UnitState`."""
 
-    `entries` have local shapes, as in `UnitState`.
-    """
+    @property
+    def unit(self) -> str: ...
+
+    @property
+    def tensor_index(self) -> int: ...
+
+    @property
+    def tensor(self) -> int: ...
+
+    @property
+    def entries(self) -> tuple[Entry, ...]: ...
+
+
+class Wanted(NamedTuple):
+    """The plainest `Slice`. `entries` have local shapes, as in `UnitState`."""
 
     unit: str
     tensor_index: int
@@ -37,10 +50,9 @@ class Wanted(NamedTuple):
 
 def load_units(
     directory: Path,
-    wanted: Sequence[Wanted],
+    wanted: Sequence[Slice],
     *,
     model: Mapping[str, Any] | None = None,
-    gated: bool = False,
 ) -> dict[tuple[str, int], UnitState]:
     """Read the state of `wanted` from a checkpoint written under any layout.
 
@@ -52,8 +64,6 @@ def load_units(
         Slices of the caller's own layout; no other rank has to load at the same time.
     model
         When given, the checkpoint must have been saved with exactly these model arguments.
-    gated
-        Whether the model has a gated linear unit, as in `checkpoint.begin_save`.
 
     Returns
     -------
@@ -72,7 +82,7 @@ def load_units(
         check_model(manifest, model, where=str(directory))
     states = {(want.unit, want.tensor_index): _empty(want, manifest.iteration) for want in wanted}
     metadata = _read_metadata(directory, manifest)
-    shards = [shard for state in states.values() for shard in shards_of(state, gated=gated)]
+    shards = [shard for state in states.values() for shard in shards_of(state)]
     for shard in shards:
         known = metadata.state_dict_metadata.get(shard.key)
         if not isinstance(known, TensorStorageMetadata):
@@ -97,7 +107,7 @@ def load_units(
     return states
 
 
-def _empty(want: Wanted, iteration: int) -> UnitState:
+def _empty(want: Slice, iteration: int) -> UnitState:
     numel = max((entry.offset + entry.numel for entry in want.entries), default=0)
     return UnitState(
         unit=want.unit,

@@ -18,9 +18,6 @@ from unicron_hpc.runtime.unit_state import EXP_AVG, EXP_AVG_SQ, WEIGHT, Entry, U
 #: Suffix of each row's global tensors.
 ROW_NAMES = {WEIGHT: "weight", EXP_AVG: "exp_avg", EXP_AVG_SQ: "exp_avg_sq"}
 
-#: Entries in which a gated linear unit keeps gate and value one above the other on every tensor rank.
-_GATED_ENTRIES = frozenset({"mlp.linear_fc1.weight", "mlp.linear_fc1.bias"})
-
 #: A (unit, tensor index) and the ranks that hold it, as `planner.units.holders` returns it.
 Holders = Mapping[tuple[str, int], Sequence[int]]
 
@@ -39,22 +36,16 @@ def writers(holders: Holders) -> dict[tuple[str, int], int]:
     return chosen
 
 
-def shards_of(state: UnitState, *, gated: bool, replica: int = 0) -> Iterator[ShardedTensor]:
+def shards_of(state: UnitState) -> Iterator[ShardedTensor]:
     """Every entry and row of a unit as Megatron's `ShardedTensor`, sharing memory with `state.flat`.
 
-    Parameters
-    ----------
-    state
-        One tensor-parallel slice of a unit.
-    gated
-        Whether the MLP is a gated linear unit (`swiglu`): its first matrix is stored as [2, rows, ...],
-        because gate and value are cut separately by tensor parallelism.
-    replica
-        0 on the rank that writes the slice (Megatron's `replica_id`).
+    An entry of several blocks (a gated feed-forward layer) gets an axis more, [blocks, rows, ...]: its
+    blocks are cut separately by tensor parallelism, so without the axis a slice of one degree would be
+    no part of a slice of another. `replica_id` is always 0, since only the writer makes shards.
     """
     for row, suffix in ROW_NAMES.items():
         for entry, view in state.views(row):
-            yield _shard(state, entry, suffix, view, gated=gated, replica=replica)
+            yield _shard(state, entry, suffix, view)
 
 
 def checkpointable(shards: Iterator[ShardedTensor]) -> dict[str, torch.Tensor]:
@@ -66,14 +57,11 @@ def checkpointable(shards: Iterator[ShardedTensor]) -> dict[str, torch.Tensor]:
     return {shard.key: CheckpointableShardedTensor.from_sh_ten(shard) for shard in shards}
 
 
-def _shard(
-    state: UnitState, entry: Entry, suffix: str, view: torch.Tensor, *, gated: bool, replica: int
-) -> ShardedTensor:
+def _shard(state: UnitState, entry: Entry, suffix: str, view: torch.Tensor) -> ShardedTensor:
     dim = entry.partition_dim
-    if gated and dim == 0 and entry.name in _GATED_ENTRIES:
-        view = view.view(2, entry.shape[0] // 2, *entry.shape[1:])
-        dim = 1
+    if dim is not None and entry.blocks > 1:
+        rows = entry.shape[dim] // entry.blocks
+        view = view.view(*entry.shape[:dim], entry.blocks, rows, *entry.shape[dim + 1 :])
+        dim += 1
     cut = () if dim is None else ((dim, state.tensor_index, state.tensor),)
-    return ShardedTensor.from_rank_offsets(
-        f"{state.unit}.{entry.name}.{suffix}", view, *cut, replica_id=replica
-    )
+    return ShardedTensor.from_rank_offsets(f"{state.unit}.{entry.name}.{suffix}", view, *cut)
