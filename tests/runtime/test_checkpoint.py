@@ -72,10 +72,9 @@ def true_state(unit: str, index: int, tensor: int, *, gated: bool = False, itera
         whole = torch.randn(3, *shape, generator=generator)
         part = whole if dim is None else whole.chunk(tensor, dim + 1)[index]
         if gated and name == "mlp.linear_fc1.weight":
-            local, dim, blocks = (2 * FFN // tensor, HIDDEN), 0, 2
+            entries.append(Entry(name, (2 * FFN // tensor, HIDDEN), 0, offset, blocks=2))
         else:
-            local, blocks = tuple(part.shape[1:]), 1
-        entries.append(Entry(name, local, dim, offset, blocks))
+            entries.append(Entry(name, tuple(part.shape[1:]), dim, offset))
         rows.append(part.reshape(3, -1))
         offset += rows[-1].shape[1]
     return UnitState(unit, index, tensor, tuple(entries), torch.cat(rows, 1), iteration)
@@ -346,6 +345,21 @@ def _die_at_byte(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize("size", [0, 10_000])
+def test_a_disk_that_refuses_is_an_error_that_names_the_folder(tmp_path: Path, size: int) -> None:
+    def work() -> bytes:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        try:
+            begin(tmp_path / partial_name(50, 0), layout((5,)), 0).write()
+        except UnicronError as error:
+            return str(error).encode()
+        return b"written"
+
+    status, answer = in_child(work)
+    assert status == 0
+    assert answer.decode().startswith(f"{tmp_path}/iter_0000050.partial-0: rank 0 cannot write its part")
 
 
 def _die() -> None:

@@ -19,9 +19,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -32,7 +30,6 @@ from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_conf
 from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
 from megatron.core.dist_checkpointing.strategies.torch import MCoreSavePlanner
 from torch.distributed.checkpoint.filesystem import (
-    FileSystem,
     FileSystemWriter,
     _StorageInfo,
     _StoragePrefix,
@@ -42,6 +39,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.storage import WriteResult
 
 from unicron_hpc.errors import UnicronError
+from unicron_hpc.runtime.checkpoint_files import HashingFileSystem, sync_file, write_file
 from unicron_hpc.runtime.checkpoint_shards import Holders, checkpointable, shards_of, writers
 from unicron_hpc.runtime.manifest import WrittenFile, describe_file, new_digest, sync_directory
 from unicron_hpc.runtime.unit_state import UnitState, UnitStates
@@ -140,11 +138,11 @@ class PendingSave:
             local = planner.create_local_plan()
             plan = planner.finish_plan(SavePlan(local.items, storage_data=_StoragePrefix(f"__{self.rank}_")))
             writer = FileSystemWriter(self.directory, thread_count=1, sync_files=True)
-            files = _HashingFileSystem()
+            files = HashingFileSystem()
             writer.fs = files
             results = writer.write_data(plan, planner).value() if plan.items else []
             table = _table(self.states, plan, results)
-            table_file = _write_file(self.directory / _table_name(self.rank), msgspec.json.encode(table))
+            table_file = write_file(self.directory / _table_name(self.rank), msgspec.json.encode(table))
             sync_directory(self.directory)
         except OSError as error:
             raise UnicronError(
@@ -243,17 +241,17 @@ def finish_save(
         raise UnicronError(f"the ranks' parts do not fit together: {error}", where=str(directory)) from error
     try:
         writer = FileSystemWriter(directory, thread_count=1, sync_files=True)
-        files = _HashingFileSystem()
+        files = HashingFileSystem()
         writer.fs = files
         writer.finish(metadata, [[_write_result(shard) for shard in table.shards] for table in contents])
         metadata_file = msgspec.structs.replace(files.written[-1], name=".metadata")
         saved_common = io.BytesIO()
         torch.save(json.loads(json.dumps(dict(common))), saved_common)
-        common_file = _write_file(directory / COMMON_STATE_FNAME, saved_common.getvalue())
+        common_file = write_file(directory / COMMON_STATE_FNAME, saved_common.getvalue())
         save_config(CheckpointingConfig("torch_dist", 1), str(directory))
         config_path = directory / "metadata.json"
         config_path.chmod(0o600)
-        _sync_file(config_path)
+        sync_file(config_path)
         for table_file in tables:
             (directory / table_file.name).unlink()
         sync_directory(directory)
@@ -336,72 +334,3 @@ def _write_result(shard: _Shard) -> WriteResult:
         size_in_bytes=shard.length,
         storage_data=_StorageInfo(shard.file, shard.start, shard.length),
     )
-
-
-class _HashingStream(io.RawIOBase):
-    """A file that is only appended to, and knows the checksum of what it was given."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
-        self.digest = new_digest()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self.digest.update(data)
-        return self._file.write(data)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def flush(self) -> None:
-        if not self._file.closed:
-            self._file.flush()
-
-    def fileno(self) -> int:
-        # Torch asks for it to fsync, without flushing first.
-        self._file.flush()
-        return self._file.fileno()
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-class _HashingFileSystem(FileSystem):
-    """Torch's file system, private to the user, that notes what was written."""
-
-    def __init__(self) -> None:
-        self.written: list[WrittenFile] = []
-
-    @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
-        if mode != "wb":
-            with super().create_stream(path, mode) as plain:
-                yield plain
-            return
-        stream = _HashingStream(Path(path))
-        try:
-            yield stream
-            stream.flush()
-            size = os.stat(path).st_size
-        finally:
-            stream.close()
-        self.written.append(WrittenFile(Path(path).name, size, stream.digest.hexdigest()))
-
-
-def _write_file(path: Path, content: bytes) -> WrittenFile:
-    """Write and sync a small file of mode 0600."""
-    files = _HashingFileSystem()
-    with files.create_stream(path, "wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    return files.written[0]
-
-
-def _sync_file(path: Path) -> None:
-    with path.open("rb+") as stream:
-        os.fsync(stream.fileno())
