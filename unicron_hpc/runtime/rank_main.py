@@ -57,12 +57,12 @@ class Rank:
     engine
         What computes.
     saver
-        What writes checkpoints; None when the task saves none.
+        What writes checkpoints.
     last_iteration
         The iteration after which the task is finished.
     """
 
-    def __init__(self, channel: Channel, engine: Engine, saver: Saver | None, last_iteration: int) -> None:
+    def __init__(self, channel: Channel, engine: Engine, saver: Saver, last_iteration: int) -> None:
         self._channel = channel
         self._engine = engine
         self._saver = saver
@@ -105,9 +105,8 @@ class Rank:
                 with self._changed:
                     self._replies[order.request] = order
                     self._changed.notify_all()
-            case FinishCheckpoint(_, iteration, directory):
-                if self._saver:
-                    self._saver.finish(iteration, Path(directory))
+            case FinishCheckpoint(epoch, iteration, directory, files):
+                self._saver.finish(epoch, iteration, Path(directory), files)
             case Stop(reason):
                 log.info("stopping: %s", reason)
                 os._exit(0)
@@ -129,17 +128,14 @@ class Rank:
                 self._report(order.epoch, error)
 
     def _train(self, order: Rebuild) -> None:
-        if self._saver:
-            self._saver.begin_epoch(order)
+        self._saver.begin_epoch(order)
         while self._engine.iteration < self._last_iteration:
             if self._cut_epoch > order.epoch:
                 raise EpochOver
             committed = self._engine.run_iteration()
             self._channel.send(RankCommitted(order.epoch, committed))
-            if self._saver:
-                self._saver.after_commit(committed.iteration)
-        if self._saver:
-            self._saver.wait()
+            self._saver.after_commit(committed.iteration)
+        self._saver.wait()
         self._channel.send(RankFinished(order.epoch, self._engine.iteration))
 
     def _report(self, epoch: int, error: Exception) -> None:
@@ -207,15 +203,14 @@ def run_rank(sock: socket.socket) -> int:
         run_folder = Path(os.environ[RUN_FOLDER])
         settings = load_resolved(run_folder / "train.yaml")
         task = next(task for task in settings.task_list() if task.name == os.environ[TASK])
-        saver = Saver(task.checkpoint, channel) if task.checkpoint.save_interval else None
+        saver = Saver(task, channel)
         engine = Engine(
             task,
             open_task_data(task, run_folder),
-            device=settings.device,
-            load_units=saver.load if saver else None,
+            device=task.train.device,
+            load_units=saver.load,
         )
-        if saver:
-            saver.attach(engine)
+        saver.attach(engine)
         rank = Rank(channel, engine, saver, task.train.train_iters)
         threading.Thread(target=rank.listen, name="agent", daemon=True).start()
         rank.work()

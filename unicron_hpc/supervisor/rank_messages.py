@@ -7,6 +7,7 @@ import struct
 import msgspec
 
 from unicron_hpc.planner.layout import Seat
+from unicron_hpc.runtime.manifest import WrittenFile
 from unicron_hpc.runtime.orders import Committed, Holdings, Rebuild, RebuildReport
 
 
@@ -88,12 +89,16 @@ class StoreRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class CheckpointPart(msgspec.Struct, frozen=True, tag=True):
-    """This rank's files of a checkpoint are on disk: (name, bytes, checksum) each."""
+    """This rank's files of a checkpoint are on disk, or `error` says why not.
+
+    With `complete`, `files` are those of the whole checkpoint, metadata included.
+    """
 
     epoch: int
     iteration: int
     directory: str
-    files: tuple[tuple[str, int, str], ...]
+    files: tuple[WrittenFile, ...]
+    complete: bool = False
     error: str = ""
 
 
@@ -132,11 +137,15 @@ class StoreReply(msgspec.Struct, frozen=True, tag=True):
 
 
 class FinishCheckpoint(msgspec.Struct, frozen=True, tag=True):
-    """All parts are on disk: write the checkpoint's metadata (sent to one rank)."""
+    """All parts (`files`) are on disk: write the checkpoint's metadata (sent to one rank).
+
+    `epoch` is the one whose layout wrote it.
+    """
 
     epoch: int
     iteration: int
     directory: str
+    files: tuple[WrittenFile, ...]
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):

@@ -1,0 +1,135 @@
+"""A rank's part in checkpoints: a snapshot between two iterations, written by a background thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from unicron_hpc.config import TaskSettings
+from unicron_hpc.errors import UnicronError
+from unicron_hpc.planner.units import holders
+from unicron_hpc.runtime import checkpoint
+from unicron_hpc.runtime.channel import AgentGone, Channel
+from unicron_hpc.runtime.checkpoint_load import load_units
+from unicron_hpc.runtime.engine import Engine
+from unicron_hpc.runtime.manifest import WrittenFile, partial_name
+from unicron_hpc.runtime.orders import Rebuild
+from unicron_hpc.runtime.saved_model import common_of, model_arguments
+from unicron_hpc.runtime.unit_map import UnitSpec
+from unicron_hpc.runtime.unit_state import UnitState
+from unicron_hpc.supervisor.rank_messages import CheckpointPart, RankSection
+
+log = logging.getLogger(__name__)
+
+
+class Saver:
+    """Writes this rank's part of each checkpoint.
+
+    Parameters
+    ----------
+    task
+        Interval, folder and model.
+    channel
+        Where finished parts are reported.
+    """
+
+    def __init__(self, task: TaskSettings, channel: Channel) -> None:
+        self._task = task
+        self._channel = channel
+        self._engine: Engine | None = None
+        self._order: Rebuild | None = None
+        self._holders: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._writer: threading.Thread | None = None
+        self._memory: dict[tuple[str, int], UnitState] = {}
+
+    def attach(self, engine: Engine) -> None:
+        """Whose state is saved."""
+        self._engine = engine
+
+    def begin_epoch(self, order: Rebuild) -> None:
+        """The layout whose ranks write the next checkpoints."""
+        self._order = order
+        model = self._task.model
+        self._holders = holders(order.layout, tied=model.tied, learned_positions=model.learned_positions)
+
+    def load(self, path: Path, wanted: Iterable[UnitSpec]) -> Iterable[UnitState]:
+        """Read units from a checkpoint of this model."""
+        return load_units(path, list(wanted), model=model_arguments(self._task)).values()
+
+    def after_commit(self, iteration: int) -> None:
+        """Begin a save if one is due after `iteration`. Costs a copy of the state, the rest is in background."""
+        interval = self._task.checkpoint.save_interval
+        due = (interval > 0 and iteration % interval == 0) or iteration == self._task.train.train_iters
+        if not due or self._order is None or self._engine is None:
+            return
+        if iteration == self._task.train.train_iters:
+            self.wait()
+        if self._writer and self._writer.is_alive():
+            log.warning("checkpoint of iteration %d left out: the one before is still being written", iteration)
+            return
+        order = self._order
+        directory = self._task.checkpoint.dir / partial_name(iteration, order.epoch)
+        self._memory = checkpoint.snapshot(
+            self._engine.states, self._holders, order.rank, reuse=self._memory
+        )
+        pending = checkpoint.begin_save(
+            directory, self._memory, rank=order.rank, holders=self._holders, iteration=iteration
+        )
+        self._writer = threading.Thread(
+            target=self._write, args=(pending, iteration, order.epoch), name="checkpoint", daemon=True
+        )
+        self._writer.start()
+
+    def wait(self) -> None:
+        """Wait for the part that is being written."""
+        if self._writer and self._writer.is_alive():
+            epoch = self._order.epoch if self._order else 0
+            self._channel.send(RankSection(epoch, "checkpoint"))
+            self._writer.join()
+            self._channel.send(RankSection(epoch, ""))
+
+    def finish(
+        self, epoch: int, iteration: int, directory: Path, files: Sequence[WrittenFile]
+    ) -> None:
+        """All parts are there: write the metadata, in the background."""
+        threading.Thread(
+            target=self._finish,
+            args=(epoch, iteration, directory, files, dict(self._holders)),
+            name="checkpoint metadata",
+            daemon=True,
+        ).start()
+
+    def _write(self, pending: checkpoint.PendingSave, iteration: int, epoch: int) -> None:
+        files: tuple[WrittenFile, ...] = ()
+        error = ""
+        try:
+            files = pending.write()
+        except (UnicronError, OSError) as failure:
+            error = str(failure)
+        self._tell(CheckpointPart(epoch, iteration, str(pending.directory), files, error=error))
+
+    def _finish(
+        self,
+        epoch: int,
+        iteration: int,
+        directory: Path,
+        files: Sequence[WrittenFile],
+        held: dict[tuple[str, int], tuple[int, ...]],
+    ) -> None:
+        whole: tuple[WrittenFile, ...] = ()
+        error = ""
+        try:
+            whole = checkpoint.finish_save(
+                directory, files, holders=held, common=common_of(self._task, iteration)
+            )
+        except (UnicronError, OSError) as failure:
+            error = str(failure)
+        self._tell(CheckpointPart(epoch, iteration, str(directory), whole, complete=True, error=error))
+
+    def _tell(self, part: CheckpointPart) -> None:
+        try:
+            self._channel.send(part)
+        except AgentGone:
+            log.warning("checkpoint of iteration %d: nobody is left to be told", part.iteration)

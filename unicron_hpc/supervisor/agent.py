@@ -1,0 +1,429 @@
+"""The agent: one on every node, spares too. Keeps its ranks, follows a coordinator, becomes one if it must."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from unicron_hpc.config import Settings, load_resolved
+from unicron_hpc.errors import UnicronError
+from unicron_hpc.runtime.environment import INTERFACE
+from unicron_hpc.supervisor import directory
+from unicron_hpc.supervisor.address import interface_of, own_address
+from unicron_hpc.supervisor.allocation import Allocation, read_allocation
+from unicron_hpc.supervisor.coordinator import Coordinator
+from unicron_hpc.supervisor.election import Ballot, Verdict, patience, verdict
+from unicron_hpc.supervisor.keys import read_keys
+from unicron_hpc.supervisor.local_ranks import LocalRanks
+from unicron_hpc.supervisor.messages import (
+    Beat,
+    Body,
+    DataReady,
+    Envelope,
+    Finish,
+    Heartbeat,
+    JobSnapshot,
+    Join,
+    PrepareData,
+    RankSaid,
+    Role,
+    StartRank,
+    StopRank,
+    TellRank,
+    Vote,
+    VoteRequest,
+)
+from unicron_hpc.supervisor.node_data import prepare_task_data
+from unicron_hpc.supervisor.rank_messages import RankCommitted
+from unicron_hpc.supervisor.recent_commits import RecentCommits
+from unicron_hpc.supervisor.transport import Transport
+from unicron_hpc.supervisor.witness import missing_are_down, this_node_is_well
+from unicron_hpc.supervisor.zygote_client import Zygote
+
+log = logging.getLogger(__name__)
+
+#: Variable that names this node where there is no Slurm.
+NODE_VARIABLE = "UNICRON_NODE"
+_PR_SET_CHILD_SUBREAPER = 36
+
+#: Exit code of an agent that was cut off from the majority.
+EXIT_MINORITY = 76
+
+
+class Agent:
+    """One node's agent.
+
+    Parameters
+    ----------
+    run_folder
+        The job's run folder.
+    node
+        This node's name (SLURMD_NODENAME).
+    settings, allocation
+        What was submitted and what was granted.
+    """
+
+    def __init__(self, run_folder: Path, node: str, settings: Settings, allocation: Allocation) -> None:
+        self.run_folder = run_folder
+        self.node = node
+        self.settings = settings
+        self.allocation = allocation
+        self._host = own_address(os.environ)
+        self._transport = Transport(node, read_keys(run_folder), self._host)
+        self._zygote = Zygote(
+            run_folder / "logs" / f"zygote-{node}.log", rank_environment(os.environ, self._host), self._join
+        )
+        self._ranks = LocalRanks(run_folder, self._zygote, self._report)
+        self._commits = RecentCommits()
+        self._ballot = Ballot(node)
+        self._leader = allocation.nodes[0]
+        self._leader_heard = time.monotonic()
+        self._snapshot: JobSnapshot | None = None
+        self._coordinator: Coordinator | None = None
+        self._finish: asyncio.Future[int] | None = None
+        self._candidate_since: float | None = None
+        self._last_tick = time.monotonic()
+        self._preparing: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Work until the run is over; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        self._finish = loop.create_future()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        await self._transport.start()
+        self._transport.learn({self.node: self._transport.address})
+        directory.announce(self.run_folder, self.node, self._transport.address)
+        self._zygote.start()
+        if self.node == self._leader:
+            self._coordinate(None)
+        self._join()
+        receiver = asyncio.create_task(self._receive(), name="receive")
+        ticker = asyncio.create_task(self._tick_forever(), name="tick")
+        done, _ = await asyncio.wait(
+            {receiver, ticker, self._finish}, return_when=asyncio.FIRST_COMPLETED
+        )
+        try:
+            if self._finish in done:
+                return self._finish.result()
+            for task in done:
+                task.result()  # raises what went wrong
+            return 1
+        finally:
+            for task in (receiver, ticker, *self._preparing):
+                task.cancel()
+            if self._coordinator:
+                self._coordinator.close()
+            self._zygote.close()
+            await self._ranks.wait_empty(5.0)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._transport.close(), 3.0)
+
+    # ------------------------------------------------------------ sending
+
+    def _post(self, node: str, body: Body) -> None:
+        """Send in the current term."""
+        self._transport.send(node, self._ballot.term, body)
+
+    def _report(self, body: Body) -> None:
+        """Tell the coordinator."""
+        if isinstance(body, RankSaid) and isinstance(body.said, RankCommitted):
+            self._commits.add(body.rank.task, body.said.epoch, body.said.committed)
+            if not self._commits.speaks_for(body.rank):
+                return  # one rank a node and task is enough to tell of a commit
+        self._post(self._leader, body)
+
+    def _join(self) -> None:
+        self._post(
+            self._leader,
+            Join(
+                address=self._transport.address,
+                agent_pid=os.getpid(),
+                slots=self.allocation.slots,
+                epoch=self._snapshot.epoch if self._snapshot else 0,
+                warm=self._zygote.warm,
+                ranks=self._ranks.states(),
+                commits=self._commits.all(),
+            ),
+        )
+
+    # ------------------------------------------------------------ receiving
+
+    async def _receive(self) -> None:
+        while True:
+            envelope = await self._transport.receive()
+            try:
+                self._handle(envelope)
+            except UnicronError as error:
+                log.error("%s", error)
+
+    def _handle(self, envelope: Envelope) -> None:
+        body = envelope.body
+        if isinstance(body, VoteRequest):
+            self._on_vote_request(envelope, body)
+            return
+        if isinstance(body, Vote):
+            self._on_vote(envelope, body)
+            return
+        if envelope.term > self._ballot.term:
+            self._follow(envelope)
+        if isinstance(body, JobSnapshot | Beat | StartRank | StopRank | TellRank | PrepareData | Finish):
+            if envelope.term == self._ballot.term:
+                self._obey(envelope.sender, body)
+            elif self._snapshot is not None:
+                # A coordinator that was stopped and does not know that it was succeeded.
+                self._transport.send(envelope.sender, self._ballot.term, self._snapshot)
+        elif self._coordinator is not None:
+            self._coordinator.handle(envelope.sender, body)
+
+    def _obey(
+        self,
+        sender: str,
+        order: JobSnapshot | Beat | StartRank | StopRank | TellRank | PrepareData | Finish,
+    ) -> None:
+        self._leader_heard = time.monotonic()
+        self._candidate_since = None
+        match order:
+            case JobSnapshot():
+                self._snapshot = order
+                self._transport.learn({m.node: m.address for m in order.members if m.node != self.node})
+            case StartRank(rank):
+                self._ranks.start(rank)
+            case StopRank(rank):
+                self._ranks.stop(rank)
+            case TellRank(rank, inner):
+                self._ranks.tell(rank, inner)
+            case PrepareData(task):
+                self._prepare(task)
+            case Finish(exit_code, reason):
+                log.info("finished (%d): %s", exit_code, reason)
+                self._end(exit_code)
+            case Beat():
+                pass
+
+    def _prepare(self, name: str) -> None:
+        async def work() -> None:
+            error = await prepare_task_data(
+                self.run_folder, name, rank_environment(os.environ, self._host)
+            )
+            self._report(DataReady(name, error))
+
+        task = asyncio.create_task(work())
+        self._preparing.add(task)
+        task.add_done_callback(self._preparing.discard)
+
+    def _end(self, exit_code: int) -> None:
+        if self._finish and not self._finish.done():
+            self._finish.set_result(exit_code)
+
+    def _on_signal(self, number: int) -> None:
+        name = signal.Signals(number).name
+        log.warning("%s received", name)
+        if self._coordinator:
+            self._coordinator.stop_requested(f"{name} received on {self.node}")
+        else:
+            # The coordinator gets the same signal; it says when to end. This is for the case that it does not.
+            asyncio.get_running_loop().call_later(10.0, self._end, 128 + number)
+
+    # ------------------------------------------------------------ time
+
+    async def _tick_forever(self) -> None:
+        interval = self.settings.recovery.heartbeat_interval
+        while True:
+            await asyncio.sleep(interval / 2)
+            now = time.monotonic()
+            stalled = now - self._last_tick - interval / 2
+            self._last_tick = now
+            if stalled > interval:
+                # We did not run ourselves (stopped, or starved): silence of others proves nothing.
+                self._leader_heard += stalled
+                if self._coordinator:
+                    self._coordinator.stalled(stalled)
+            if not self._transport.knows(self._leader) or self._coordinator:
+                found = directory.addresses(self.run_folder)
+                self._transport.learn({n: a for n, a in found.items() if n != self.node})
+            self._post(self._leader, Heartbeat(self._zygote.warm, self._commits.fresh()))
+            if self._coordinator:
+                self._coordinator.tick(now)
+            else:
+                await self._watch_leader(now)
+
+    async def _watch_leader(self, now: float) -> None:
+        timeout = self.settings.recovery.node_timeout
+        if self._snapshot is None:
+            timeout = self.settings.recovery.startup_timeout  # it may not be up yet
+        silent = now - self._leader_heard
+        if silent <= timeout:
+            return
+        members = self._members()
+        if self.node not in members:
+            raise UnicronError(
+                f"{self.node} was taken out of the job and its coordinator is silent", where=self.node
+            )
+        if silent > timeout + self.settings.recovery.startup_timeout:
+            raise UnicronError(
+                "no coordinator could be elected: this node is cut off from the majority of the job",
+                where=self.node,
+                hint="Nothing was written by this side. See the other nodes' logs in the run folder.",
+            )
+        wait = timeout + patience(self.node, members, self._leader, 2 * self.settings.recovery.heartbeat_interval)
+        if silent < wait:
+            return
+        if self._candidate_since is None or now - self._candidate_since > timeout:
+            self._candidate_since = now
+            self._stand(members)
+        elif verdict(len(self._ballot.votes), len(members)) is Verdict.TIED and self._ballot.voted_for == self.node:
+            await self._ask_witness(members)
+
+    def _members(self) -> list[str]:
+        if self._snapshot is None:
+            return list(self.allocation.nodes)
+        return [m.node for m in self._snapshot.members if m.role is not Role.LOST]
+
+    # ------------------------------------------------------------ election
+
+    def _stand(self, members: list[str]) -> None:
+        term = self._ballot.stand()
+        log.warning("%s is silent; standing for election in term %d", self._leader, term)
+        self._transport.learn(
+            {n: a for n, a in directory.addresses(self.run_folder).items() if n != self.node}
+        )
+        epoch = self._snapshot.epoch if self._snapshot else 0
+        for member in members:
+            if member not in (self.node, self._leader):
+                self._transport.send(member, term, VoteRequest(self.node, epoch))
+        self._tally(members)
+
+    def _on_vote_request(self, envelope: Envelope, request: VoteRequest) -> None:
+        silent = time.monotonic() - self._leader_heard > self.settings.recovery.node_timeout * 0.75
+        granted = self._coordinator is None and self._ballot.grant(
+            request.candidate,
+            envelope.term,
+            candidate_epoch=request.epoch,
+            own_epoch=self._snapshot.epoch if self._snapshot else 0,
+            leader_silent=silent,
+        )
+        log.info("vote for %s in term %d: %s", request.candidate, envelope.term, granted)
+        self._transport.send(request.candidate, envelope.term, Vote(granted))
+
+    def _on_vote(self, envelope: Envelope, vote: Vote) -> None:
+        if vote.granted and self._ballot.voted_for == self.node and not self._coordinator:
+            self._ballot.count(envelope.sender, envelope.term)
+            self._tally(self._members())
+
+    def _tally(self, members: list[str]) -> None:
+        if verdict(len(self._ballot.votes), len(members)) is Verdict.WON:
+            self._win()
+
+    async def _ask_witness(self, members: list[str]) -> None:
+        """Exactly half of the members voted: the node list of slurmctld breaks the tie."""
+        absent = [member for member in members if member not in self._ballot.votes]
+        if await asyncio.to_thread(missing_are_down, self.allocation, absent):
+            if verdict(len(self._ballot.votes), len(members)) is not Verdict.SHORT and not self._coordinator:
+                self._win()
+
+    def _win(self) -> None:
+        predecessor = self._leader
+        log.warning("elected coordinator in term %d", self._ballot.term)
+        self._leader = self.node
+        self._coordinate(predecessor)
+        self._join()
+
+    def _coordinate(self, predecessor: str | None) -> None:
+        self._coordinator = Coordinator(
+            run_folder=self.run_folder,
+            node=self.node,
+            settings=self.settings,
+            allocation=self.allocation,
+            snapshot=self._snapshot,
+            predecessor=predecessor,
+            post=self._post,
+            forget=self._transport.forget,
+            addresses=lambda: directory.addresses(self.run_folder),
+            own_node_well=lambda: this_node_is_well(self.allocation, self.node),
+        )
+        self._coordinator.start(self._ballot.term)
+
+    def _follow(self, envelope: Envelope) -> None:
+        """Somebody speaks in a higher term: whoever was coordinator here is so no more."""
+        self._ballot.saw(envelope.term)
+        if not isinstance(envelope.body, JobSnapshot):
+            return
+        if self._coordinator:
+            log.warning("%s coordinates now (term %d); stepping down", envelope.body.coordinator, envelope.term)
+            self._coordinator.close()
+            self._coordinator = None
+        self._leader = envelope.body.coordinator
+        self._leader_heard = time.monotonic()
+        self._snapshot = envelope.body
+        self._transport.learn({m.node: m.address for m in envelope.body.members if m.node != self.node})
+        self._join()
+
+
+def rank_environment(environment: Mapping[str, str], host: str) -> dict[str, str]:
+    """Environment of zygote and ranks: the agent's own, less what would lead the groups astray."""
+    clean = {
+        key: value
+        for key, value in environment.items()
+        if not key.lower().endswith("_proxy") and key not in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+    }
+    clean.setdefault("OMP_NUM_THREADS", "1")
+    interface = clean.get(INTERFACE) or interface_of(host)
+    if interface:
+        clean["GLOO_SOCKET_IFNAME"] = interface
+    return clean
+
+
+def node_name(environment: Mapping[str, str]) -> str:
+    """This node's identity.
+
+    Raises
+    ------
+    UnicronError
+        When neither Slurm nor the local launcher has said it.
+    """
+    name = environment.get(NODE_VARIABLE) or environment.get("SLURMD_NODENAME")
+    if not name:
+        raise UnicronError(
+            "neither SLURMD_NODENAME nor UNICRON_NODE is set",
+            hint="Agents are started by the job; use unicron-sbatch (or --cluster local).",
+        )
+    return name
+
+
+def main() -> None:
+    """Entry point: `python -m unicron_hpc.supervisor.agent RUN_FOLDER`."""
+    run_folder = Path(sys.argv[1])
+    node = node_name(os.environ)
+    logs = run_folder / "logs"
+    logs.mkdir(mode=0o700, exist_ok=True)
+    os.umask(0o077)
+    handler = logging.FileHandler(logs / f"agent-{node}.log")
+    logging.basicConfig(
+        level=logging.INFO, handlers=[handler], format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    # Ranks whose zygote died are adopted, so that somebody reaps them.
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        agent = Agent(run_folder, node, load_resolved(run_folder / "train.yaml"), read_allocation(run_folder))
+        code = asyncio.run(agent.run())
+    except UnicronError as error:
+        log.error("%s", error)
+        print(f"unicron agent on {node}: {error}", file=sys.stderr, flush=True)
+        code = error.exit_code
+    except Exception:
+        log.exception("the agent failed")
+        raise
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

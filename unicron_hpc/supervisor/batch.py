@@ -1,0 +1,148 @@
+"""The batch script's process: starts the agents in one job step and ends the job as the run ended.
+
+Nothing in recovery depends on it. When its node dies the agents go on, and the coordinator ends the job.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from unicron_hpc.config import Settings, load_resolved
+from unicron_hpc.errors import UnicronError
+from unicron_hpc.report.summary import write_summary
+from unicron_hpc.slurm.hostlists import expand
+from unicron_hpc.slurm.run_folder import claim_run_folder
+from unicron_hpc.supervisor.allocation import Allocation, write_allocation
+from unicron_hpc.supervisor.keys import make_keys
+from unicron_hpc.supervisor.outcome import Outcome, read_outcome
+
+#: How long agents may take to leave after the outcome is known, before the job ends around them, in seconds.
+LEAVE_GRACE = 15.0
+#: How often the outcome is looked for, in seconds; srun's own end is noticed at once.
+LOOK_INTERVAL = 1.0
+
+
+def srun_command(nodes: Sequence[str], run_folder: Path) -> list[str]:
+    """The one job step that runs an agent on every node.
+
+    `sbatch --no-kill` does not reach srun, and a lost task must neither end nor hold up the others.
+    """
+    return [
+        "srun",
+        "--no-kill",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        f"--nodes={len(nodes)}",
+        f"--ntasks={len(nodes)}",
+        "--ntasks-per-node=1",
+        f"--nodelist={','.join(nodes)}",
+        "--cpu-bind=none",
+        "--unbuffered",
+        sys.executable,
+        "-m",
+        "unicron_hpc.supervisor.agent",
+        str(run_folder),
+    ]
+
+
+def allocation_of(environment: Mapping[str, str], settings: Settings) -> Allocation:
+    """What Slurm granted.
+
+    Raises
+    ------
+    UnicronError
+        When the variables of a job are missing.
+    """
+    try:
+        job_id = environment["SLURM_JOB_ID"]
+        nodes = expand(environment["SLURM_JOB_NODELIST"])
+    except KeyError as missing:
+        raise UnicronError(
+            f"{missing} is not set", hint="This runs inside a Slurm job: use unicron-sbatch."
+        ) from None
+    return Allocation(
+        job_id=job_id,
+        nodes=tuple(nodes),
+        active=min(settings.slurm.nodes, len(nodes)),
+        slots=settings.slurm.ranks_per_node,
+        batch_node=environment.get("SLURMD_NODENAME") or nodes[0],
+    )
+
+
+def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of srun, less the sizes that its own options give and that go stale with lost nodes."""
+    stale = (
+        "SLURM_NNODES",
+        "SLURM_JOB_NUM_NODES",
+        "SLURM_NTASKS",
+        "SLURM_NPROCS",
+        "SLURM_NTASKS_PER_NODE",
+        "SLURM_TASKS_PER_NODE",
+        "SLURM_DISTRIBUTION",
+    )
+    return {key: value for key, value in environment.items() if key not in stale}
+
+
+def run_step(command: Sequence[str], run_folder: Path, environment: Mapping[str, str]) -> Outcome:
+    """Run the agents until the run is over, however it ends."""
+    process = subprocess.Popen(list(command), stdin=subprocess.DEVNULL, env=dict(environment))
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        # The agents get the signal through srun; the coordinator among them ends the run.
+        process.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, forward)
+    deadline: float | None = None
+    while True:
+        try:
+            code = process.wait(timeout=LOOK_INTERVAL)
+            break
+        except subprocess.TimeoutExpired:
+            pass
+        if deadline is None:
+            if read_outcome(run_folder) is not None:
+                deadline = time.monotonic() + LEAVE_GRACE
+        elif time.monotonic() > deadline:
+            # A lost node's task keeps srun waiting for SlurmdTimeout; the run itself is over.
+            process.kill()
+            code = process.wait()
+            break
+    outcome = read_outcome(run_folder)
+    if outcome is None:
+        cause = f"all agents ended (srun: {code}) before the run was over; see logs/ in {run_folder}"
+        outcome = Outcome("failed", 1, cause)
+        write_summary(run_folder, state="failed", exit_code=1, cause=cause, started=time.time())
+    return outcome
+
+
+def main() -> None:
+    """Entry point: `python -m unicron_hpc.supervisor.batch STAGED_RUN_FOLDER`."""
+    os.umask(0o077)
+    try:
+        run_folder = claim_run_folder(Path(sys.argv[1]), os.environ["SLURM_JOB_ID"])
+        settings = load_resolved(run_folder / "train.yaml")
+        (run_folder / "logs").mkdir(mode=0o700, exist_ok=True)
+        allocation = allocation_of(os.environ, settings)
+        make_keys(run_folder)
+        write_allocation(run_folder, allocation)
+        print(f"unicron: job {allocation.job_id}, run folder {run_folder}", flush=True)
+        outcome = run_step(
+            srun_command(allocation.nodes, run_folder), run_folder, step_environment(os.environ)
+        )
+    except UnicronError as error:
+        sys.exit(f"unicron: FAILED: {error}")
+    words = f"unicron: {outcome.state}" + (f": {outcome.cause}" if outcome.cause else "")
+    print(words, file=sys.stderr if outcome.exit_code else sys.stdout, flush=True)
+    sys.exit(outcome.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""The ranks of one node: started, listened to, told what to do, reported when they die."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from unicron_hpc.errors import UnicronError
+from unicron_hpc.planner.layout import Seat
+from unicron_hpc.runtime.environment import RUN_FOLDER, SEAT, TASK
+from unicron_hpc.supervisor.messages import Body, RankExited, RankSaid, RankStarted, RankState
+from unicron_hpc.supervisor.rank_messages import (
+    HEADER_BYTES,
+    Cut,
+    RankAddress,
+    RankCommitted,
+    RebuildOrder,
+    ToRank,
+    frame,
+    frame_length,
+    from_rank_decoder,
+)
+from unicron_hpc.supervisor.zygote_client import RankProcess, Zygote
+
+log = logging.getLogger(__name__)
+
+#: Bytes of a dead rank's log that travel with the news of its death.
+TAIL_BYTES = 4000
+
+
+class _LocalRank:
+    """One live process and the task that listens to it."""
+
+    def __init__(self, address: RankAddress, process: RankProcess) -> None:
+        self.address = address
+        self.process = process
+        self.epoch = 0
+        self.writer: asyncio.StreamWriter | None = None
+
+
+class LocalRanks:
+    """All ranks of this node.
+
+    Parameters
+    ----------
+    run_folder
+        For logs and for the ranks themselves.
+    zygote
+        Forks them.
+    report
+        Takes what the coordinator must know.
+    """
+
+    def __init__(self, run_folder: Path, zygote: Zygote, report: Callable[[Body], None]) -> None:
+        self._run_folder = run_folder
+        self._zygote = zygote
+        self._report = report
+        self._ranks: dict[Seat, _LocalRank] = {}
+        self._starting: dict[Seat, RankAddress] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def states(self) -> tuple[RankState, ...]:
+        """Every live rank, for a coordinator that has to be told."""
+        return tuple(
+            RankState(rank.address, rank.process.pid, rank.epoch) for rank in self._ranks.values()
+        )
+
+    def start(self, address: RankAddress) -> None:
+        """Start a process in a seat; a second order for the same or an older incarnation does nothing."""
+        known = self._ranks.get(address.seat)
+        starting = self._starting.get(address.seat)
+        newest = max(
+            known.address.incarnation if known else 0, starting.incarnation if starting else 0
+        )
+        if address.incarnation <= newest:
+            return
+        if known:
+            known.process.kill()
+        self._starting[address.seat] = address
+        self._background(self._run(address))
+
+    def stop(self, address: RankAddress) -> None:
+        """Kill a seat's process if it is still this incarnation."""
+        rank = self._ranks.get(address.seat)
+        if rank and rank.address == address:
+            rank.process.kill()
+
+    def tell(self, address: RankAddress, order: ToRank) -> None:
+        """Pass an order on; one for a process that is gone is dropped (its death is reported)."""
+        rank = self._ranks.get(address.seat)
+        if rank is None or rank.address != address or rank.writer is None:
+            return
+        if isinstance(order, RebuildOrder):
+            rank.epoch = order.rebuild.epoch
+        with contextlib.suppress(ConnectionError):
+            rank.writer.write(frame(order))
+
+    def cut_all(self, epoch: int) -> None:
+        """Stop all ranks where they are, without asking anybody (this node is in a minority)."""
+        for rank in self._ranks.values():
+            self.tell(rank.address, Cut(epoch))
+
+    def kill_all(self) -> None:
+        """Kill every rank."""
+        for rank in self._ranks.values():
+            rank.process.kill()
+
+    async def wait_empty(self, seconds: float) -> bool:
+        """Wait until all ranks are gone and reaped; False when that took longer."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self._tasks:
+                    await asyncio.wait(set(self._tasks))
+        except TimeoutError:
+            return False
+        return True
+
+    def _background(self, work: asyncio.Future[None] | object) -> None:
+        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, address: RankAddress) -> None:
+        """The whole life of one rank process, seen from outside."""
+        name = f"rank-{address.seat.node}-{address.seat.slot}.log"
+        log_path = self._run_folder / "logs" / name
+        environment = {
+            RUN_FOLDER: str(self._run_folder),
+            TASK: address.task,
+            SEAT: f"{address.seat.node}:{address.seat.slot}",
+        }
+        try:
+            process = await self._zygote.spawn(log_path, environment)
+        except UnicronError as error:
+            self._starting.pop(address.seat, None)
+            self._report(RankExited(address, 0, None, str(error), time.time()))
+            return
+        rank = _LocalRank(address, process)
+        self._ranks[address.seat] = rank
+        if self._starting.get(address.seat) == address:
+            del self._starting[address.seat]
+        reader, rank.writer = await asyncio.open_connection(sock=process.socket)
+        self._report(RankStarted(address, process.pid))
+        listener = asyncio.create_task(self._listen(rank, reader))
+        await process.gone.wait()
+        # What it said before it died is in the socket's buffer and comes before the news of its death.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await listener
+        listener.cancel()
+        rank.writer.close()
+        if self._ranks.get(address.seat) is rank:
+            del self._ranks[address.seat]
+        self._report(
+            RankExited(address, process.pid, process.status, _tail(log_path), time.time())
+        )
+
+    async def _listen(self, rank: _LocalRank, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                header = await reader.readexactly(HEADER_BYTES)
+                said = from_rank_decoder.decode(await reader.readexactly(frame_length(header)))
+                if isinstance(said, RankCommitted):
+                    rank.epoch = said.epoch
+                self._report(RankSaid(rank.address, said, time.time()))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+
+
+def _tail(path: Path) -> str:
+    """The end of a log file."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

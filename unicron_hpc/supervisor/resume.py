@@ -1,0 +1,75 @@
+"""Where training goes on after a fault: what the survivors' reports add up to. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from unicron_hpc.planner.layout import Seat
+from unicron_hpc.planner.movement import HeldUnit
+from unicron_hpc.runtime.orders import Committed, Holdings, PendingCommit, Phase
+
+
+class Resume(msgspec.Struct, frozen=True):
+    """What the survivors agree on.
+
+    Attributes
+    ----------
+    iteration
+        Committed iterations that all state has when training goes on; None when nobody holds any state.
+    commit
+        The update that ranks with complete gradients must still apply; None when there is none.
+    units
+        For each seat: the units that it holds at `iteration` (after `commit`).
+    """
+
+    iteration: int | None
+    commit: PendingCommit | None
+    units: dict[Seat, tuple[HeldUnit, ...]]
+
+
+def resume_point(
+    holdings: Mapping[Seat, Holdings],
+) -> Resume:
+    """Decide how far training has come.
+
+    The furthest committed iteration of any survivor counts: a rank commits only after the world all-reduce
+    of the gradient norm, to which every rank contributes only with complete gradient sums. So whoever is
+    one iteration behind the furthest and has complete sums (`Phase.REDUCED`) can apply the same update.
+
+    Parameters
+    ----------
+    holdings
+        Reports of the survivors.
+    """
+    states = [report for report in holdings.values() if report.units]
+    if not states:
+        return Resume(None, None, {})
+    furthest = max(report.iteration for report in states)
+    last = _record(holdings, furthest)
+    commit = None
+    usable: dict[Seat, tuple[HeldUnit, ...]] = {}
+    for seat, report in holdings.items():
+        units = {unit for unit in report.units if unit.iteration == furthest}
+        behind = report.iteration == furthest - 1
+        can_apply = behind and report.phase is Phase.REDUCED and report.pending_iteration == furthest
+        if can_apply and last is not None:
+            commit = PendingCommit.of(last)
+            pending = set(report.pending_units)
+            units |= {
+                msgspec.structs.replace(unit, iteration=furthest)
+                for unit in report.units
+                if (unit.unit, unit.tensor_index) in pending and unit.iteration == furthest - 1
+            }
+        usable[seat] = tuple(sorted(units))
+    return Resume(furthest, commit, usable)
+
+
+def _record(holdings: Mapping[Seat, Holdings], iteration: int) -> Committed | None:
+    """Some rank's record of a committed iteration."""
+    for report in holdings.values():
+        for committed in report.recent:
+            if committed.iteration == iteration:
+                return committed
+    return None
