@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unicron_hpc.config.dumping import dump_resolved
 from unicron_hpc.config.loading import load, load_resolved
+from unicron_hpc.config.overrides import Override
 from unicron_hpc.config.problems import Problem, SettingsError
 from unicron_hpc.config.sections import (
     CheckpointSettings,
@@ -19,6 +20,7 @@ __all__ = [
     "CheckpointSettings",
     "DataSettings",
     "ModelSettings",
+    "Override",
     "Problem",
     "RecoverySettings",
     "Settings",

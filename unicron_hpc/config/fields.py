@@ -149,6 +149,14 @@ def _output_path(value: Any, info: ValidationInfo) -> Any:
     return _path(value, info, output=True)
 
 
+def _program(value: Any, info: ValidationInfo) -> Any:
+    """A bare name is looked up in the job's PATH; anything else is a path."""
+    if isinstance(value, str) and "/" not in value and "$" not in value and not value.startswith("~"):
+        return _text(value)
+    path = _input_path(value, info)
+    return str(path) if isinstance(path, Path) else path
+
+
 def _checked_by(parser: Callable[[str], object]) -> Callable[[str], str]:
     """A validator that keeps the text when `parser` accepts it."""
 
@@ -196,6 +204,8 @@ Name = Annotated[str, BeforeValidator(_text), AfterValidator(_name)]
 InputPath = Annotated[Path, BeforeValidator(_input_path)]
 #: A file or folder that is written; relative to the current folder.
 OutputPath = Annotated[Path, BeforeValidator(_output_path)]
+#: A program: a bare name, or a path like `InputPath`.
+Program = Annotated[str, BeforeValidator(_program)]
 #: A Slurm time limit, kept as written.
 SlurmTime = Annotated[str, BeforeValidator(_text), AfterValidator(_checked_by(times.parse_time))]
 #: A Slurm `--signal` value, kept as written.
@@ -216,3 +226,8 @@ Positive = Annotated[float, BeforeValidator(_number), Field(gt=0)]
 NotNegative = Annotated[float, BeforeValidator(_number), Field(ge=0)]
 #: A number from 0 to below 1.
 Fraction = Annotated[float, BeforeValidator(_number), Field(ge=0, lt=1)]
+
+
+def is_flag(section: type[BaseModel], key: str) -> bool:
+    """Whether the setting `key` is true or false."""
+    return section.model_fields[key].annotation in {bool, bool | None}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from unicron_hpc.config import checks
 from unicron_hpc.config.fields import Context, Count, Frozen, Name, OutputPath, Positive
-from unicron_hpc.config.overrides import apply_overrides
+from unicron_hpc.config.overrides import Override, apply_overrides
 from unicron_hpc.config.problems import Problem, SettingsError, did_you_mean
 from unicron_hpc.config.raw import Items, Place, Raw, Scalar, Table, merged, parse, place_of, read_text
 from unicron_hpc.config.sections import (
@@ -27,7 +27,7 @@ _TOP = ("name", "run_dir", "workload", *SECTIONS, "tasks")
 _TASK_SECTIONS = ("model", "train", "data", "checkpoint")
 
 
-def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Settings:
+def load(path: str | os.PathLike[str], overrides: Sequence[str | Override] = ()) -> Settings:
     """Read and check a train.yaml.
 
     Parameters
@@ -35,7 +35,7 @@ def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Setting
     path
         The file.
     overrides
-        Settings that replace the file's, each `key.key=value`.
+        Settings that replace the file's, each `key.key=value` as with `--set`.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def load_resolved(path: str | os.PathLike[str]) -> Settings:
     return loads(read_text(file), str(file), Context(file.parent, file.parent, expand=False))
 
 
-def loads(text: str, source: str, context: Context, overrides: Sequence[str] = ()) -> Settings:
+def loads(text: str, source: str, context: Context, overrides: Sequence[str | Override] = ()) -> Settings:
     """Settings from the text of a train.yaml; `source` names it in messages."""
     table = parse(text, source)
     apply_overrides(table, overrides)

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from unicron_hpc.config.problems import Problem, SettingsError
 from unicron_hpc.config.raw import Items, Place, Raw, Scalar, Table, parse_value
 
 
-def apply_overrides(table: Table, overrides: Sequence[str]) -> None:
+@dataclass(frozen=True, slots=True)
+class Override:
+    """A setting changed by something other than `--set`, e.g. sbatch's own `--time=5:00`.
+
+    Attributes
+    ----------
+    source
+        What the user wrote, for messages.
+    path
+        Names of the setting from the outside in.
+    text
+        The value, taken literally.
+    """
+
+    source: str
+    path: tuple[str, ...]
+    text: str
+
+
+def apply_overrides(table: Table, overrides: Sequence[str | Override]) -> None:
     """Change `table` in place by every `key.key=value`; the last of two for the same key wins.
 
     List items are named by their number (`tasks.0.weight=2`), values are YAML (`slurm.exclude=[n1, n2]`).
@@ -20,6 +40,10 @@ def apply_overrides(table: Table, overrides: Sequence[str]) -> None:
     """
     problems: list[Problem] = []
     for override in overrides:
+        if isinstance(override, Override):
+            value = Scalar(override.text, Place(override.source))
+            _put(table, list(override.path), value, override.source)
+            continue
         source = f"--set {override}"
         name, equals, text = override.partition("=")
         path = name.strip().split(".")

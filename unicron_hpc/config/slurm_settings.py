@@ -9,7 +9,7 @@ from unicron_hpc.config.fields import (
     CountOrZero,
     Frozen,
     Hosts,
-    InputPath,
+    Program,
     ShellLines,
     SlurmSignal,
     SlurmTime,
@@ -83,6 +83,8 @@ class SbatchOptions(Frozen):
     """Memory per CPU."""
     mem_per_gpu: Text | None = None
     """Memory per GPU."""
+    mcs_label: Text | None = None
+    """Label of a multi-category security site."""
     mem_bind: Text | None = None
     """How tasks are bound to memory."""
     tmp: Text | None = None
@@ -196,8 +198,8 @@ class SlurmSettings(SbatchOptions):
     """Ranks (training processes) on each node: one per GPU; on CPU as you like."""
     setup: ShellLines = ()
     """Shell lines run in the batch script before anything of ours, verbatim: `module load ...`."""
-    python: InputPath | None = None
-    """Python interpreter on the nodes; the one that runs `unicron-sbatch` when left out."""
+    python: Program | None = None
+    """Python on the nodes: a path, or a name that `setup` puts into PATH; by default the submitter's own."""
 
     #: sbatch's options that cannot be given, and why.
     REFUSED: ClassVar[dict[str, str]] = {
@@ -212,6 +214,7 @@ class SlurmSettings(SbatchOptions):
         "kill_on_bad_exit": "the job's steps outlive failed ranks, that is the point",
         "no_kill": "is always set: the job outlives its nodes",
         "no_requeue": "write `requeue: false`",
+        "nodefile": "use `nodelist`",
         "ntasks": "one agent runs on each node; set `ranks_per_node`",
         "ntasks_per_core": "one agent runs on each node; set `ranks_per_node`",
         "ntasks_per_node": "one agent runs on each node; set `ranks_per_node`",

@@ -1,0 +1,1 @@
+"""The batch script's template and example settings."""

@@ -1,0 +1,1 @@
+"""The commands `unicron-sbatch` and `unicron`; thin."""
