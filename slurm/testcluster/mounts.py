@@ -86,6 +86,38 @@ def needed_by_python(python: Path) -> list[Path]:
     return [python, *told]
 
 
+def places_of_python(python: Path, inside: Path) -> list[tuple[str, str]]:
+    """Return what a container needs for running `python`, as pairs of (path in the container, what to show there).
+
+    Parameters
+    ----------
+    python
+        The interpreter, usually of a virtual environment.
+    inside
+        A folder that the container has anyway; what lies in it is left out.
+    """
+    code = "import json, sys, sysconfig as s; v = s.get_config_var; " \
+           "print(json.dumps([sys.base_prefix, s.get_path('stdlib'), f\"{v('LIBDIR')}/{v('INSTSONAME')}\"]))"
+    done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=30, check=True, cwd="/")
+    prefix, library, shared_object = json.loads(done.stdout)
+    # /usr is the container's own: of a system Python only its own files are shown, not the whole prefix
+    wanted = [library, shared_object] if prefix in ("/usr", "/usr/local") else [prefix]
+    wanted += [path for path in needed_by_python(python) if str(path) not in ("/usr", "/usr/local")]
+    places: dict[str, str] = {}
+    for path in map(Path, wanted):
+        if not path.exists():
+            continue
+        links, real = _follow(path.absolute())
+        places[str(real)] = str(real)
+        places |= {link: str(_follow(Path(link))[1]) for link in links}
+    kept: list[tuple[str, str]] = []
+    for target in sorted(places):  # a folder sorts before what is in it
+        around = [inside, *(Path(done) for done, _ in kept)]
+        if not any(Path(target).is_relative_to(folder) for folder in around):
+            kept.append((target, places[target]))
+    return kept
+
+
 def dump(covers: list[Cover]) -> str:
     """Write a plan as JSON."""
     return json.dumps([asdict(cover) for cover in covers])
