@@ -21,13 +21,16 @@ class _HashingStream(io.RawIOBase):
         super().__init__()
         self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
         self.digest = new_digest()
+        self.size = 0
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
         self.digest.update(data)
-        return self._file.write(data)
+        count = self._file.write(data)
+        self.size += count
+        return count
 
     def tell(self) -> int:
         return self._file.tell()
@@ -61,10 +64,9 @@ class HashingFileSystem(FileSystem):
         stream = _HashingStream(Path(path))
         try:
             yield stream
-            size = stream.tell()
         finally:
             stream.close()
-        self.written.append(WrittenFile(Path(path).name, size, stream.digest.hexdigest()))
+        self.written.append(WrittenFile(Path(path).name, stream.size, stream.digest.hexdigest()))
 
 
 def write_file(path: Path, content: bytes) -> WrittenFile:
