@@ -16,12 +16,16 @@ ring
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from unicron_hpc.planner.layout import Layout, Replica
 from unicron_hpc.planner.work import TaskWork
+
+#: A number, or an array of them (the formulas do not care).
+Number = Any
 
 #: Share of device memory that a plan may fill; the rest is left to the framework and to fragmentation.
 MEMORY_SHARE = 0.92
@@ -88,10 +92,8 @@ def parameters(work: TaskWork) -> tuple[float, float, float]:
     return float(layer), float(first), float(h * work.vocab_size + 2 * h)
 
 
-def ring(ranks: int, size: float, bandwidth: float, latency: float) -> float:
-    """Seconds of a ring all-reduce of `size` bytes over `ranks` ranks. [T05]"""
-    if ranks < 2:
-        return 0.0
+def ring(ranks: Number, size: Number, bandwidth: float, latency: float) -> Number:
+    """Seconds of a ring all-reduce of `size` bytes over `ranks` ranks; nothing for one rank. [T05]"""
     return 2 * (ranks - 1) * latency + 2 * (ranks - 1) / ranks * size / bandwidth
 
 
@@ -145,21 +147,21 @@ def stage_costs(work: TaskWork, tensor: int, micro_batch_size: int, slots: int) 
     )
 
 
-def sync_seconds(work: TaskWork, rank_parameters: float, replicas: int, slots: int, nodes: int) -> float:
+def sync_seconds(work: TaskWork, parameters: Number, replicas: Number, slots: int, nodes: int) -> Number:
     """Seconds after the last micro-batch: gradient sum over `replicas`, optimizer step, fixed part.
 
-    `rank_parameters` is of the rank that holds most. [T05]; the optimizer reads and writes all state once.
+    `parameters` is of the rank that holds most; numbers or arrays. [T05]; the optimizer reads and writes all
+    state once.
     """
     machine = work.hardware
     crosses = nodes > 1
     bandwidth = machine.inter_bandwidth / slots if crosses else machine.intra_bandwidth
     latency = machine.inter_latency if crosses else machine.intra_latency
-    gradients = rank_parameters * work.gradient_bytes
-    total = ring(replicas, gradients, bandwidth, 0.0) + BUCKETS * ring(replicas, 0.0, bandwidth, latency)
+    total = ring(replicas, parameters * work.gradient_bytes, bandwidth, BUCKETS * latency)
     state = work.parameter_bytes + work.gradient_bytes + work.optimizer_bytes
     return (
         total * (1 - machine.overlap)
-        + 2 * rank_parameters * state / machine.memory_bandwidth
+        + 2 * parameters * state / machine.memory_bandwidth
         + machine.iteration_seconds
     )
 
@@ -257,6 +259,15 @@ def predict(layout: Layout, work: TaskWork, slowdown: Mapping[str, float] | None
         costs.memory,
         tuple(seconds),
     )
+
+
+def most_parameters(counts: Sequence[int], work: TaskWork, costs: StageCosts) -> float:
+    """Parameters of the fullest rank of a pipeline with `counts` layers per stage."""
+    held = [n * costs.layer_parameters for n in counts]
+    held[0] += costs.first_parameters
+    if len(counts) > 1 or not work.tied:
+        held[-1] += costs.last_parameters
+    return max(held)
 
 
 def _replica_memory(replica: Replica, work: TaskWork, costs: StageCosts) -> tuple[float, float]:

@@ -95,14 +95,16 @@ class Depths:
         return extra, active
 
     @cached_property
-    def smallest_state(self) -> FloatArray:
-        """Parameters of the fullest rank of each depth's partition, index depth - 1."""
-        extra, _ = self._extras(len(self.through))
-        found = np.full(len(self.through), np.inf)
-        for k in np.flatnonzero(np.isfinite(self.through)):
-            counts = np.array(self.counts(int(k) + 1))
-            found[k] = (counts * self.costs.layer_parameters + extra[k, : k + 1]).max()
-        return found
+    def least_parameters(self) -> FloatArray:
+        """Lower bound on the parameters of the fullest rank, whatever the partition, index depth - 1."""
+        costs = self.costs
+        depth = np.arange(1, len(self.through) + 1)
+        layers = -(-self.num_layers // depth) * costs.layer_parameters
+        ends = costs.layer_parameters + max(costs.first_parameters, costs.last_parameters)
+        least = np.maximum(layers, ends)
+        least[0] = self.num_layers * costs.layer_parameters + costs.first_parameters
+        least[0] += 0.0 if self.tied else costs.last_parameters
+        return np.where(np.isfinite(self.through), least, np.inf)
 
     def counts(self, depth: int) -> tuple[int, ...]:
         """Layers per stage of the best partition into `depth` stages."""

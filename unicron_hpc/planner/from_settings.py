@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from unicron_hpc.config.settings import TaskSettings
 from unicron_hpc.config.slurm_settings import SlurmSettings
+from unicron_hpc.errors import PlanError
 from unicron_hpc.planner.hardware import Hardware, hardware
 from unicron_hpc.planner.work import NodeSlots, TaskWork
 
@@ -13,17 +14,29 @@ from unicron_hpc.planner.work import NodeSlots, TaskWork
 ASSUMED = {"cpu": "cpu-node", "cuda": "a100-80gb"}
 
 
-def task_work(task: TaskSettings, machine: Hardware | None = None) -> TaskWork:
+def task_work(task: TaskSettings, slurm: SlurmSettings, *, machine: Hardware | None = None) -> TaskWork:
     """The task as the planner sees it.
 
     Parameters
     ----------
-    task
+    task, slurm
         Checked settings.
     machine
         What runs it; None for the description assumed for the task's device.
+
+    Raises
+    ------
+    PlanError
+        When a tensor group does not fit in a node.
     """
     model, train = task.model, task.train
+    if train.tensor_model_parallel_size > slurm.ranks_per_node:
+        raise PlanError(
+            f"tensor_model_parallel_size {train.tensor_model_parallel_size} exceeds ranks_per_node"
+            f" {slurm.ranks_per_node}: a tensor group stays inside one node",
+            where=f"task '{task.name}'",
+            hint=f"at most {slurm.ranks_per_node}, or more ranks_per_node",
+        )
     return TaskWork(
         name=task.name,
         num_layers=model.num_layers,

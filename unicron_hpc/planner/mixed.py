@@ -14,7 +14,7 @@ import numpy as np
 
 from unicron_hpc.planner.depths import Depths
 from unicron_hpc.planner.partition import FloatArray, IntArray
-from unicron_hpc.planner.replicas import Mix, capacities, knapsack, smallest_time, unpack
+from unicron_hpc.planner.replicas import Mix, capacities, finite, knapsack, smallest_time, unpack
 
 #: (layers per stage, through, each) of one replica.
 PipeParts = tuple[tuple[int, ...], float, float]
@@ -122,9 +122,9 @@ def _chain(
                 best[stop] = max(best[stop], (best[segments.start[which]] + values[count:][which]).max())
         return best
 
-    finite = np.isfinite(through)
-    high = float((through + (micro_batches - 1) * each)[finite].min())
-    low = float(through[finite].min())
+    high = float((through + (micro_batches - 1) * each)[np.isfinite(through)].min())
+    low = float(through.min())
+    through, each = finite(through, each)
     best_time = smallest_time(
         through, each, micro_batches, lambda values: bool(fill(values)[-1] >= micro_batches), low, high
     )

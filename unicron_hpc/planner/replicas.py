@@ -7,7 +7,7 @@ is found by bisection over the times at which some m_p changes, so the answer is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -18,11 +18,20 @@ Mix = tuple[tuple[int, int], ...]
 
 
 def capacities(through: FloatArray, each: FloatArray, seconds: float, micro_batches: int) -> IntArray:
-    """Micro-batches that a replica of each depth computes in `seconds`, at most `micro_batches`."""
-    with np.errstate(invalid="ignore"):
-        count = np.floor((seconds - through) / each + EPSILON) + 1
-    fits = through <= seconds * (1 + EPSILON)
-    return np.where(fits, np.clip(np.nan_to_num(count), 1, micro_batches), 0).astype(np.int64)
+    """Micro-batches that a replica of each depth computes in `seconds`, at most `micro_batches`.
+
+    `through` must be finite (`finite`).
+    """
+    count = np.floor((seconds - through) / each + EPSILON) + 1
+    # Not np.clip: in this innermost step the plain functions are several times faster on small arrays.
+    found: IntArray = np.minimum(np.maximum(count, 0), micro_batches).astype(np.int64)
+    return found
+
+
+def finite(through: FloatArray, each: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Depths that do not fit as ones that never finish."""
+    fits = np.isfinite(through)
+    return np.where(fits, through, 1e200), np.where(fits, each, 1.0)
 
 
 def lower_bound(through: FloatArray, each: FloatArray, groups: int, micro_batches: int) -> float:
@@ -123,39 +132,34 @@ def smallest_time(
     """Smallest time in [low, high] whose capacities are `enough`; `high` must be.
 
     Only times through[p] + k each[p] matter, so every step moves to the nearest of them and the search ends
-    exactly.
+    exactly. `through` must be finite.
     """
-    finite = np.isfinite(through)
-    through, each = through[finite], each[finite]
 
-    def below(seconds: float) -> float:
-        count = capacities(through, each, seconds, micro_batches)
-        times = np.where(count > 0, through + (count - 1) * each, -np.inf)
-        return float(times.max())
+    def count(seconds: float) -> IntArray:
+        return capacities(through, each, seconds, micro_batches)
 
-    def above(seconds: float) -> float:
-        count = capacities(through, each, seconds, micro_batches)
-        times = np.where(count >= micro_batches, np.inf, through + count * each)
-        return float(times.min())
+    def below(counts: IntArray) -> float:
+        return float(np.where(counts > 0, through + (counts - 1) * each, -np.inf).max())
 
-    def full(seconds: float) -> bool:
-        every = np.zeros(len(finite), dtype=np.int64)
-        every[finite] = capacities(through, each, seconds, micro_batches)
-        return enough(every)
+    def above(counts: IntArray) -> float:
+        return float(np.where(counts >= micro_batches, np.inf, through + counts * each).min())
 
-    high = below(high)
-    first = above(low * (1 - 1e-6))
-    low = first if first < high else high
-    if full(low):
+    high = below(count(high))
+    low = min(above(count(low * (1 - 1e-6))), high)
+    at_low = count(low)
+    if enough(at_low):
         return low
-    while above(low) < high * (1 - EPSILON):
-        middle = below((low + high) / 2)
+    following = above(at_low)
+    while following < high * (1 - EPSILON):
+        middle = (low + high) / 2
+        counts = count(middle)
+        middle = below(counts)
         if middle <= low * (1 + EPSILON):
-            middle = above(low)
-        if full(middle):
+            middle, counts = following, count(following)
+        if enough(counts):
             high = middle
         else:
-            low = middle
+            low, following = middle, above(counts)
     return high
 
 
@@ -194,6 +198,7 @@ def fastest_mix(
             return bool(knapsack(values, groups)[-1] >= micro_batches)
         return bool(limited_knapsack(values, groups, replicas)[-1, -1] >= micro_batches)
 
+    through, each = finite(through, each)
     best = smallest_time(through, each, micro_batches, enough, low, float(seconds.min()))
     values = capacities(through, each, best, micro_batches)
     if replicas is None:
@@ -201,30 +206,52 @@ def fastest_mix(
     return best, unpack_limited(values, limited_knapsack(values, groups, replicas), groups)
 
 
-def shares(through: list[float], each: list[float], micro_batches: int) -> list[int]:
-    """Micro-batches of each replica, at least one each, so that the last one to finish is as early as
-    possible.
+def shares(
+    through: Sequence[float], each: Sequence[float], number: Sequence[int], micro_batches: int
+) -> list[tuple[int, ...]]:
+    """Micro-batches of each replica, at least one each, so that the last to finish is as early as possible.
 
     All get what they can finish in the smallest sufficient time; the surplus is taken from those that finish
     last.
+
+    Parameters
+    ----------
+    through, each, number
+        Of each kind of replica: seconds, and how many there are.
+    micro_batches
+        To share out.
+
+    Returns
+    -------
+    list of tuple of int
+        For each kind, the shares of its replicas, largest first.
+
+    Raises
+    ------
+    ValueError
+        When there are more replicas than micro-batches.
     """
-    t, e = np.array(through), np.array(each)
-    number = len(t)
-    if micro_batches < number:
-        raise ValueError(f"{micro_batches} micro-batches for {number} replicas")
+    t, e, n = np.array(through), np.array(each), np.array(number)
+    if micro_batches < n.sum():
+        raise ValueError(f"{micro_batches} micro-batches for {n.sum()} replicas")
 
     def enough(values: IntArray) -> bool:
-        return bool(values.all() and values.sum() >= micro_batches)
+        return bool(values.all() and (values * n).sum() >= micro_batches)
 
     low = float(t.max())
     high = float((t + (micro_batches - 1) * e).max())
-    best = smallest_time(t, e, micro_batches, enough, low, high)
-    count = capacities(t, e, best, micro_batches)
-    surplus = int(count.sum()) - micro_batches
+    count = capacities(t, e, smallest_time(t, e, micro_batches, enough, low, high), micro_batches)
+    surplus = int((count * n).sum()) - micro_batches
+    less = np.zeros(len(t), dtype=np.int64)  # replicas of each kind that get one less than `count`
     while surplus > 0:
         finish = np.where(count > 1, t + (count - 1) * e, -np.inf)
-        order = np.argsort(-finish, kind="stable")[:surplus]
-        order = order[count[order] > 1]
-        count[order] -= 1
-        surplus -= len(order)
-    return [int(c) for c in count]
+        k = int(finish.argmax())
+        if surplus >= n[k]:
+            count[k] -= 1
+            surplus -= int(n[k])
+        else:
+            less[k], surplus = surplus, 0
+    return [
+        (int(c),) * int(m - fewer) + (int(c) - 1,) * int(fewer)
+        for c, m, fewer in zip(count, n, less, strict=True)
+    ]

@@ -6,10 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from unicron_hpc.planner.candidate import seated
 from unicron_hpc.planner.layout import Layout, Seat
 from unicron_hpc.planner.movement import HeldUnit, MovePlan, moves
 from unicron_hpc.planner.placement import place
-from unicron_hpc.planner.search import Choice, bench, search, seated
+from unicron_hpc.planner.scope import bench
+from unicron_hpc.planner.search import Choice, search
 from unicron_hpc.planner.work import NodeSlots, TaskWork
 
 #: Layouts within this ratio of the fastest count as equal; the one that moves least wins.

@@ -1,0 +1,102 @@
+"""Search on nodes of one speed: every set of replicas, bounded so that few have to be looked at."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from unicron_hpc.planner.candidate import Candidate
+from unicron_hpc.planner.cost import most_parameters
+from unicron_hpc.planner.depths import Depths
+from unicron_hpc.planner.partition import EPSILON
+from unicron_hpc.planner.replicas import Mix, fastest_mix, lower_bound
+from unicron_hpc.planner.scope import Scope, kinds_of
+
+#: Up to this many groups every number of replicas and every parameter cap is tried: the answer is exact.
+#: Beyond, the number of replicas is tried for equal depths only, and mixed depths take as many as help.
+EXHAUSTIVE_GROUPS = 24
+#: As for EXHAUSTIVE_GROUPS, in layers.
+EXHAUSTIVE_LAYERS = 48
+#: Sets of equal replicas worked out per scope.
+EQUAL_SETS = 6
+
+
+def bound(scope: Scope, depths: Depths) -> float:
+    """Seconds that no set of replicas in this scope can beat."""
+    groups = len(scope.bench.places)
+    pipeline = lower_bound(depths.through, depths.each, groups, scope.micro_batches)
+    if not math.isfinite(pipeline):
+        return math.inf
+    return pipeline + float(scope.sync(depths.least_parameters.min(), 1))
+
+
+def equal_nodes(scope: Scope, best: float) -> list[Candidate]:
+    """Candidates; the fastest of all is among them unless `best` beats it."""
+    free = scope.depths(scope.bench.slowdown[0])
+    if bound(scope, free) >= best * (1 - EPSILON):
+        return []
+    found = [scope.candidate(kinds_of(free, mix)) for mix in _equal_sets(scope, free)]
+    if not found:
+        return []
+    best = min(best, min(c.seconds for c in found))
+    if len(scope.bench.places) <= EXHAUSTIVE_GROUPS and scope.work.num_layers <= EXHAUSTIVE_LAYERS:
+        found += _exhaustive(scope, best)
+    else:
+        found += _likely(scope, free, best)
+    return found
+
+
+def _equal_sets(scope: Scope, free: Depths) -> list[Mix]:
+    """The best sets of replicas of one depth, any number of them."""
+    groups, micro_batches = len(scope.bench.places), scope.micro_batches
+    found: list[tuple[float, Mix]] = []
+    for k in np.flatnonzero(np.isfinite(free.through)).tolist():
+        number = np.arange(1, min(groups // (k + 1), micro_batches) + 1)
+        seconds = free.through[k] + (-(-micro_batches // number) - 1) * free.each[k]
+        seconds = seconds + scope.sync(free.least_parameters[k], number)
+        at = int(seconds.argmin())
+        found.append((float(seconds[at]), ((k + 1, int(number[at])),)))
+    return [mix for _, mix in sorted(found)[:EQUAL_SETS]]
+
+
+def _exhaustive(scope: Scope, best: float) -> list[Candidate]:
+    """Every cap on a rank's parameters and every largest number of replicas, as far as bounds leave open."""
+    groups, micro_batches, costs = len(scope.bench.places), scope.micro_batches, scope.costs
+    first, last = costs.first_parameters, costs.last_parameters
+    caps = {
+        k * costs.layer_parameters + end
+        for k in range(1, scope.work.num_layers + 1)
+        for end in (0.0, first, last, first + last)
+    }
+    found: list[Candidate] = []
+    for cap in sorted(caps, reverse=True):
+        depths = scope.depths(scope.bench.slowdown[0], cap)
+        least = lower_bound(depths.through, depths.each, groups, micro_batches)
+        if not math.isfinite(least):
+            break
+        for replicas in range(1, min(groups, micro_batches) + 1):
+            if least + scope.sync(depths.least_parameters.min(), replicas) >= best * (1 - EPSILON):
+                break
+            mix = fastest_mix(depths.through, depths.each, groups, micro_batches, replicas=replicas)
+            if mix is not None:
+                found.append(scope.candidate(kinds_of(depths, mix[1])))
+                best = min(best, found[-1].seconds)
+    return found
+
+
+def _likely(scope: Scope, free: Depths, best: float) -> list[Candidate]:
+    """Mixed depths without a cap, and with the caps that the best equal sets suggest."""
+    groups, micro_batches = len(scope.bench.places), scope.micro_batches
+    likely = [free.counts(mix[0][0]) for mix in _equal_sets(scope, free)]
+    caps = [math.inf, *sorted({most_parameters(c, scope.work, scope.costs) for c in likely}, reverse=True)]
+    found: list[Candidate] = []
+    for cap in caps:
+        depths = free if math.isinf(cap) else scope.depths(scope.bench.slowdown[0], cap)
+        if bound(scope, depths) >= best * (1 - EPSILON):
+            continue
+        mix = fastest_mix(depths.through, depths.each, groups, micro_batches)
+        if mix is not None:
+            found.append(scope.candidate(kinds_of(depths, mix[1])))
+            best = min(best, found[-1].seconds)
+    return found
