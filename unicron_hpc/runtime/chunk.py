@@ -136,15 +136,16 @@ class Chunk:
                     setattr(module, name, groups)
 
 
-def transformer_config(task: TaskSettings, tensor: int) -> TransformerConfig:
+def transformer_config(task: TaskSettings, tensor: int, **changes: Any) -> TransformerConfig:
     """Megatron's own settings for a chunk.
 
     The pipeline degree stays 1 in them: what is left of Megatron's even-partition logic then does
-    nothing. `num_layers` is the whole model's, because initial weights depend on it.
+    nothing. `num_layers` is the whole model's, because initial weights depend on it. `changes` are
+    Megatron's own names (the plain loop that benchmarks compare with needs a pipeline degree).
     """
     model = task.model
     cpu = task.train.device == "cpu"
-    return TransformerConfig(
+    values: dict[str, Any] = dict(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
         ffn_hidden_size=model.ffn_hidden_size,
@@ -174,6 +175,7 @@ def transformer_config(task: TaskSettings, tensor: int) -> TransformerConfig:
         batch_p2p_comm=False,
         deallocate_pipeline_outputs=False,
     )
+    return TransformerConfig(**{**values, **changes})
 
 
 def _layers(task: TaskSettings, key: ChunkKey, config: TransformerConfig) -> TransformerBlockSubmodules:

@@ -64,6 +64,6 @@ def mean_loss_and_norm(totals: Totals, full_tokens: int, iteration: int) -> tupl
     if not (math.isfinite(loss) and math.isfinite(norm)):
         raise ProgramFault(
             f"iteration {iteration}: loss {loss}, gradient norm {norm}",
-            hint="The training diverged or the data is damaged: lower the learning rate or look at this batch.",
+            hint="The training diverged or this batch is damaged: lower the rate or look at the data.",
         )
     return loss, norm
