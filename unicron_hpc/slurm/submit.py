@@ -155,5 +155,5 @@ def check_size(settings: Settings, sizes: Mapping[str, int], default: str) -> No
 def _refusal(done: Completed, path: Path) -> SlurmError:
     words = done.words or f"sbatch ended with exit code {done.code} and said nothing"
     if _UNREACHABLE in words:
-        return SlurmError(words, where="sbatch", hint=f"nothing was submitted; the script is {path}")
-    return SubmissionRefused(words, where="sbatch", hint=f"nothing was submitted; the script is {path}")
+        return SlurmError(words, hint=f"nothing was submitted; the script is {path}")
+    return SubmissionRefused(words, hint=f"nothing was submitted; the script is {path}")
