@@ -299,6 +299,17 @@ def test_slices_that_do_not_fill_their_tensor_are_noticed(tmp_path: Path) -> Non
         finish(partial, plan, written)
 
 
+def test_half_a_tensor_from_a_single_writer_is_noticed(tmp_path: Path) -> None:
+    plan = layout((5,), tensor=2)
+    partial = tmp_path / partial_name(50, 0)
+    written = begin(partial, plan, 0).write()
+    half = {
+        key: ranks for key, ranks in holders(plan, tied=False, learned_positions=False).items() if key[1] == 0
+    }
+    with pytest.raises(UnicronError, match="do not fit together"):
+        finish_save(partial, written, holders=half, common={})
+
+
 def test_a_damaged_table_is_noticed(tmp_path: Path) -> None:
     plan = layout((5,))
     partial = tmp_path / partial_name(50, 0)
