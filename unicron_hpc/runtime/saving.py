@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from unicron_hpc.config import TaskSettings
-from unicron_hpc.errors import UnicronError
 from unicron_hpc.planner.units import holders
 from unicron_hpc.runtime import checkpoint
 from unicron_hpc.runtime.channel import AgentGone, Channel
@@ -106,8 +105,9 @@ class Saver:
         error = ""
         try:
             files = pending.write()
-        except (UnicronError, OSError) as failure:
-            error = str(failure)
+        except Exception as failure:  # whatever it is, the coordinator must not wait for this part
+            log.exception("part of checkpoint %d could not be written", iteration)
+            error = f"{type(failure).__name__}: {failure}"
         self._tell(CheckpointPart(epoch, iteration, str(pending.directory), files, error=error))
 
     def _finish(
@@ -124,8 +124,9 @@ class Saver:
             whole = checkpoint.finish_save(
                 directory, files, holders=held, common=common_of(self._task, iteration)
             )
-        except (UnicronError, OSError) as failure:
-            error = str(failure)
+        except Exception as failure:  # as above
+            log.exception("metadata of checkpoint %d could not be written", iteration)
+            error = f"{type(failure).__name__}: {failure}"
         self._tell(CheckpointPart(epoch, iteration, str(directory), whole, complete=True, error=error))
 
     def _tell(self, part: CheckpointPart) -> None:

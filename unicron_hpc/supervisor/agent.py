@@ -250,7 +250,10 @@ class Agent:
             if not self._transport.knows(self._leader) or self._coordinator:
                 found = directory.addresses(self.run_folder)
                 self._transport.learn({n: a for n, a in found.items() if n != self.node})
-            self._post(self._leader, Heartbeat(self._zygote.warm, self._commits.fresh()))
+            if self._snapshot is None:
+                self._join()  # until somebody answers: the leader may have been unknown or not up
+            else:
+                self._post(self._leader, Heartbeat(self._zygote.warm, self._commits.fresh()))
             if self._coordinator:
                 self._coordinator.tick(now)
             else:

@@ -70,7 +70,7 @@ class Checkpoints:
 
     def saved(self, iteration: int) -> bool:
         """Whether nothing is left to wait for at the end of the task."""
-        return self._newest >= iteration and not self._sealing
+        return self._newest >= iteration
 
     def on_part(self, rank: RankAddress, part: CheckpointPart) -> None:
         """A rank has written its part, or one rank has completed the metadata."""
