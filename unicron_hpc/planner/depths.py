@@ -29,7 +29,8 @@ class Depths:
     slowdown
         Factor on compute of these nodes.
     parameter_cap
-        Most parameters that a rank may hold (keeps gradient sums short); infinite for no limit.
+        Most parameters that a rank may hold (keeps gradient sums short), one number or one for each depth;
+        infinite for no limit.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Depths:
         micro_batches: int,
         groups_per_node: int,
         slowdown: float = 1.0,
-        parameter_cap: float = math.inf,
+        parameter_cap: float | FloatArray = math.inf,
     ) -> None:
         self.costs, self.num_layers, self.tied, self.slowdown = costs, num_layers, tied, slowdown
         self.micro_batches, self.parameter_cap = micro_batches, parameter_cap
@@ -75,10 +76,9 @@ class Depths:
             self.costs.layer_parameters * self.costs.state_bytes + flight * self.costs.layer_activation
         )
         most = np.floor(room / np.maximum(per_layer, 1e-30) + EPSILON)
-        if math.isfinite(self.parameter_cap):
-            most = np.minimum(
-                most, np.floor((self.parameter_cap - extra) / self.costs.layer_parameters + EPSILON)
-            )
+        cap = np.broadcast_to(np.asarray(self.parameter_cap, dtype=np.float64), (count,))[:, None]
+        if np.isfinite(cap).any():
+            most = np.minimum(most, np.floor((cap - extra) / self.costs.layer_parameters + EPSILON))
         most = np.clip(most, 0, self.num_layers)
         return np.where(stage < depth, most, 0).astype(np.int64)
 
@@ -96,15 +96,18 @@ class Depths:
 
     @cached_property
     def least_parameters(self) -> FloatArray:
-        """Lower bound on the parameters of the fullest rank, whatever the partition, index depth - 1."""
+        """Parameters of the fullest rank in the partition that keeps them lowest, index depth - 1."""
         costs = self.costs
-        depth = np.arange(1, len(self.through) + 1)
-        layers = -(-self.num_layers // depth) * costs.layer_parameters
-        ends = costs.layer_parameters + max(costs.first_parameters, costs.last_parameters)
-        least = np.maximum(layers, ends)
-        least[0] = self.num_layers * costs.layer_parameters + costs.first_parameters
-        least[0] += 0.0 if self.tied else costs.last_parameters
-        return np.where(np.isfinite(self.through), least, np.inf)
+        most = slowest_stage(
+            self.num_layers,
+            costs.layer_parameters,
+            costs.first_parameters,
+            costs.last_parameters,
+            self._caps,
+        )
+        if self.tied and np.isfinite(most[0]):
+            most[0] -= costs.last_parameters
+        return np.where(np.isfinite(self.through), most, np.inf)
 
     def counts(self, depth: int) -> tuple[int, ...]:
         """Layers per stage of the best partition into `depth` stages."""

@@ -36,7 +36,10 @@ def equal_nodes(scope: Scope, best: float) -> list[Candidate]:
     free = scope.depths(scope.bench.slowdown[0])
     if bound(scope, free) >= best * (1 - EPSILON):
         return []
+    # Free: the fastest pipelines. Even: those that keep the fullest rank, and so the gradient sum, smallest.
+    even = scope.depths(scope.bench.slowdown[0], free.least_parameters)
     found = [scope.candidate(kinds_of(free, mix)) for mix in _equal_sets(scope, free)]
+    found += [scope.candidate(kinds_of(even, mix)) for mix in _equal_sets(scope, even)]
     if not found:
         return []
     best = min(best, min(c.seconds for c in found))
@@ -88,10 +91,14 @@ def _exhaustive(scope: Scope, best: float) -> list[Candidate]:
 def _likely(scope: Scope, free: Depths, best: float) -> list[Candidate]:
     """Mixed depths without a cap, and with the caps that the best equal sets suggest."""
     groups, micro_batches = len(scope.bench.places), scope.micro_batches
-    likely = [free.counts(mix[0][0]) for mix in _equal_sets(scope, free)]
-    caps = [math.inf, *sorted({most_parameters(c, scope.work, scope.costs) for c in likely}, reverse=True)]
+    caps = {math.inf}
+    for ((depth, _),) in _equal_sets(scope, free):
+        caps |= {
+            most_parameters(free.counts(depth), scope.work, scope.costs),
+            float(free.least_parameters[depth - 1]),
+        }
     found: list[Candidate] = []
-    for cap in caps:
+    for cap in sorted(caps, reverse=True):
         depths = free if math.isinf(cap) else scope.depths(scope.bench.slowdown[0], cap)
         if bound(scope, depths) >= best * (1 - EPSILON):
             continue

@@ -10,6 +10,7 @@ import msgspec
 from unicron_hpc.planner.candidate import Candidate, Pipe
 from unicron_hpc.planner.cost import Number, StageCosts, most_parameters, stage_costs, sync_seconds
 from unicron_hpc.planner.depths import Depths
+from unicron_hpc.planner.partition import FloatArray
 from unicron_hpc.planner.replicas import Mix, shares
 from unicron_hpc.planner.work import NodeSlots, TaskWork
 
@@ -57,8 +58,8 @@ class Scope(msgspec.Struct, frozen=True):
     bench: Bench
     costs: StageCosts
 
-    def depths(self, slowdown: float = 1.0, cap: float = math.inf) -> Depths:
-        """Table of pipelines on nodes of one speed, no rank with more than `cap` parameters."""
+    def depths(self, slowdown: float = 1.0, cap: float | FloatArray = math.inf) -> Depths:
+        """Table of pipelines on nodes of one speed, no rank with more than `cap` parameters (by depth)."""
         return Depths(
             self.costs,
             self.work.num_layers,
