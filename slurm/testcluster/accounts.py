@@ -66,8 +66,21 @@ def create(account: str, cluster: str, home: Path) -> Account:
         if entry.pw_dir != str(home):
             _run(["/usr/sbin/usermod", "--home", str(home), account])
     else:
-        _run(["/usr/sbin/useradd", "--system", "--user-group", "--no-create-home", "--home-dir", str(home),
-              "--shell", "/bin/bash", "--comment", _comment(cluster), account])
+        _run(
+            [
+                "/usr/sbin/useradd",
+                "--system",
+                "--user-group",
+                "--no-create-home",
+                "--home-dir",
+                str(home),
+                "--shell",
+                "/bin/bash",
+                "--comment",
+                _comment(cluster),
+                account,
+            ]
+        )
     entry = pwd.getpwnam(account)
     home.mkdir(mode=0o755, parents=True, exist_ok=True)
     os.chown(home, entry.pw_uid, entry.pw_gid)

@@ -17,7 +17,7 @@ def account_names(cluster: str) -> tuple[str, str]:
 
 
 def remove_accounts(cluster: str) -> None:
-    """Kill what the cluster's temporary accounts still run, then delete them; nothing where one is not root."""
+    """Kill what the cluster's temporary accounts still run, then delete them, if this is root."""
     if os.geteuid() != 0:
         return
     for name in account_names(cluster):
@@ -28,7 +28,7 @@ def remove_accounts(cluster: str) -> None:
 
 
 def clear(folder: Path, known: state.State | None, name: str, say: Callable[[str], None]) -> None:
-    """Kill every process of the cluster in `folder`, remove its containers and accounts, and empty the folder."""
+    """Kill the cluster's every process, remove its containers and accounts, and empty its folder."""
     if known is not None and known.driver == "docker":
         from testcluster.docker import DockerCluster
 
@@ -46,7 +46,7 @@ def clear(folder: Path, known: state.State | None, name: str, say: Callable[[str
 
 
 def remove(folder: Path, own_folder: bool) -> None:
-    """Remove the emptied folder where the cluster made it, and the base folder with the last cluster in it."""
+    """Remove the emptied folder where the cluster made it, and the base folder after the last one."""
     if own_folder:
         folder.rmdir()
         if folder.parent == state.base_folder():

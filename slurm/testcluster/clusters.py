@@ -67,7 +67,9 @@ def get(folder: Path, say: Say) -> Cluster:
     """Return the cluster in `folder`, which must be up."""
     known = state.read(folder)
     if known is None or not known.up_finished:
-        raise ClusterError("no cluster is up there", where=str(folder), hint="Start one: slurm/cluster up --nodes 6")
+        raise ClusterError(
+            "no cluster is up there", where=str(folder), hint="Start one: slurm/cluster up --nodes 6"
+        )
     return _driver(folder, known, say)
 
 
@@ -99,14 +101,20 @@ def up(folder: Path, wanted: Wanted, *, own_place: bool, say: Say) -> None:
         if known is not None and _is_up(folder, known, wanted, say):
             return
         if known is None and any(folder.iterdir()) and not own_place:
-            raise ClusterError("is not empty and holds no cluster", where=str(folder), hint="Give another --dir.")
+            raise ClusterError(
+                "is not empty and holds no cluster", where=str(folder), hint="Give another --dir."
+            )
         own_folder = known.own_folder if known else own_place or not existed
         if known is not None or any(folder.iterdir()):
             say("clearing away what an earlier cluster left")
             cleanup.clear(folder, known, wanted.name, say)
         fresh = state.State(
-            name=wanted.name, driver=wanted.driver, nodes=[f"n{number + 1}" for number in range(wanted.nodes)],
-            cpus_per_node=wanted.cpus_per_node, suite=wanted.suite, own_folder=own_folder,
+            name=wanted.name,
+            driver=wanted.driver,
+            nodes=[f"n{number + 1}" for number in range(wanted.nodes)],
+            cpus_per_node=wanted.cpus_per_node,
+            suite=wanted.suite,
+            own_folder=own_folder,
         )
         state.write(folder, fresh)
         cluster = _driver(folder, fresh, say)
@@ -116,7 +124,10 @@ def up(folder: Path, wanted: Wanted, *, own_place: bool, say: Say) -> None:
             cleanup.clear(folder, fresh, wanted.name, say)
             cleanup.remove(folder, own_folder)
             raise
-    say(f"cluster {wanted.name} is up: {wanted.nodes} nodes, user {fresh.user}, shared folder {cluster.shared}")
+    say(
+        f"cluster {wanted.name} is up: {wanted.nodes} nodes, user {fresh.user}, "
+        f"shared folder {cluster.shared}"
+    )
 
 
 def _is_up(folder: Path, known: state.State, wanted: Wanted, say: Say) -> bool:
@@ -131,8 +142,11 @@ def _is_up(folder: Path, known: state.State, wanted: Wanted, say: Say) -> bool:
     want = (wanted.driver, wanted.nodes, wanted.suite if wanted.driver == "docker" else "")
     if have != want:
         hint = "Take it down first, or give another --name."
-        raise ClusterError(f"is up with {have[1]} nodes by {' '.join(part for part in have[::2] if part)}, not as "
-                           "asked for", where=name, hint=hint)
+        raise ClusterError(
+            f"is up with {have[1]} nodes by {' '.join(part for part in have[::2] if part)}, not as asked for",
+            where=name,
+            hint=hint,
+        )
     say(f"{name} is up already")
     return True
 
@@ -163,12 +177,19 @@ def describe(cluster: Cluster) -> dict[str, Any]:
     """Return all there is to know about a cluster, in plain types."""
     states = health.node_states(cluster.run)
     return {
-        "name": cluster.known.name, "driver": cluster.known.driver, "suite": cluster.known.suite,
-        "folder": str(cluster.folder), "shared": str(cluster.shared), "user": cluster.known.user,
+        "name": cluster.known.name,
+        "driver": cluster.known.driver,
+        "suite": cluster.known.suite,
+        "folder": str(cluster.folder),
+        "shared": str(cluster.shared),
+        "user": cluster.known.user,
         "admin": cluster.known.admin,
         "nodes": {
-            node: {"state": states.get(node, ""), "address": cluster.address(node),
-                   "processes": cluster.node_processes(node)}
+            node: {
+                "state": states.get(node, ""),
+                "address": cluster.address(node),
+                "processes": cluster.node_processes(node),
+            }
             for node in cluster.known.nodes
         },
     }

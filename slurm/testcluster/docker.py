@@ -1,4 +1,4 @@
-"""The cluster in Docker: a container per node on a network of their own, slurmctld and login node in one more."""
+"""The cluster in Docker: a container per node on a network of their own, and one more for slurmctld."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class DockerCluster:
         #: Prefix of container names, and the network's name: short enough for a network interface.
         self.key = "uc" + hashlib.sha256(str(folder).encode()).hexdigest()[:8]
 
-    # -- up and down ---------------------------------------------------------------------------------------------
+    # -- up and down ---------------------------------------------------------------------------------------
 
     def up(self, *, extra: dict[str, str], seconds: float = 60.0) -> None:
         """Start every container and wait until all nodes are idle; the folder is empty before."""
@@ -68,13 +68,18 @@ class DockerCluster:
             self._start_container(node, ["slurmd", node])
         self.say(f"started {1 + len(self.known.nodes)} containers of {self.known.image}")
         self._check_python()
-        health.wait_in_service(self.run, self.known.nodes, seconds=seconds, say=self.say,
-                               alive=lambda: self._check_alive([LOGIN, *self.known.nodes]))
+        health.wait_in_service(
+            self.run,
+            self.known.nodes,
+            seconds=seconds,
+            say=self.say,
+            alive=lambda: self._check_alive([LOGIN, *self.known.nodes]),
+        )
         self.known.up_finished = True
         state.write(self.folder, self.known)
 
     def down(self) -> None:
-        """Remove containers and network, and what the containers wrote; start our engine again where it crashed."""
+        """Remove containers, network and what they wrote; our engine is started for that where it crashed."""
         if not self.docker.answers():
             if not self.known.docker_socket or not engine.data_folder().exists():
                 return
@@ -85,20 +90,37 @@ class DockerCluster:
         remove_leftovers(self.docker, self.folder)
         if self.known.image and any((self.folder / name).exists() for name in ("shared", "log")):
             # written by accounts of the containers, so a plain user of this machine could not remove it
-            self.docker.run(["run", "--rm", "--network=none", f"--volume={self.folder}:/cluster", self.known.image,
-                             "find", "/cluster/shared", "/cluster/log", "-mindepth", "1", "-delete"])
+            self.docker.run(
+                [
+                    "run",
+                    "--rm",
+                    "--network=none",
+                    f"--volume={self.folder}:/cluster",
+                    self.known.image,
+                    "find",
+                    "/cluster/shared",
+                    "/cluster/log",
+                    "-mindepth",
+                    "1",
+                    "-delete",
+                ]
+            )
         engine.stop_if_unused(self.say)
 
     def is_running(self) -> bool:
         """Tell whether any container of the cluster runs."""
-        return any(self._container_state(name) in ("running", "paused") for name in (LOGIN, *self.known.nodes))
+        return any(
+            self._container_state(name) in ("running", "paused") for name in (LOGIN, *self.known.nodes)
+        )
 
-    # -- making nodes fail ---------------------------------------------------------------------------------------
+    # -- making nodes fail ---------------------------------------------------------------------------------
 
     def kill_node(self, node: str) -> int:
         """Kill a node's container with everything in it; return how many processes there were."""
         if self._container_state(self._known(node)) not in ("running", "paused"):
-            raise ClusterError("is dead already", where=node, hint=f"Bring it back: slurm/cluster restore-node {node}")
+            raise ClusterError(
+                "is dead already", where=node, hint=f"Bring it back: slurm/cluster restore-node {node}"
+            )
         count = len(self.docker.run(["top", self._container(node)]).splitlines()) - 1
         if self._container_state(node) == "paused":
             # a frozen process cannot die; killing it first means that it runs no code when it thaws
@@ -129,9 +151,12 @@ class DockerCluster:
             self.docker.run(["start", self._container(node)])
         if not self._is_connected(node):
             self.heal_node(node)
-        health.wait_registered(self.run, node, since=started, seconds=seconds, alive=lambda: self._check_alive([node]))
-        health.return_to_service(self.run, node, seconds=seconds, say=self.say,
-                                 alive=lambda: self._check_alive([node]))
+        health.wait_registered(
+            self.run, node, since=started, seconds=seconds, alive=lambda: self._check_alive([node])
+        )
+        health.return_to_service(
+            self.run, node, seconds=seconds, say=self.say, alive=lambda: self._check_alive([node])
+        )
 
     def cut_node(self, node: str) -> None:
         """Take a node's network away; its processes live on."""
@@ -141,11 +166,11 @@ class DockerCluster:
         """Connect a cut node again, at the same address."""
         self.docker.run(["network", "connect", "--ip", self.address(node), self.key, self._container(node)])
 
-    # -- looking and talking -------------------------------------------------------------------------------------
+    # -- looking and talking -------------------------------------------------------------------------------
 
     @property
     def shared(self) -> Path:
-        """The folder in which the plain user may write, at this path in every container and on this machine."""
+        """The folder in which the plain user may write, at the same path in every container and here."""
         return self.folder / "shared"
 
     def address(self, node: str) -> str:
@@ -154,8 +179,11 @@ class DockerCluster:
 
     def exports(self) -> dict[str, str]:
         """Refuse: this machine has no part in the containers' network."""
-        raise ClusterError("Slurm's commands on this machine cannot talk to a cluster in Docker",
-                           where=self.known.name, hint="Run them inside: slurm/cluster exec -- sinfo")
+        raise ClusterError(
+            "Slurm's commands on this machine cannot talk to a cluster in Docker",
+            where=self.known.name,
+            hint="Run them inside: slurm/cluster exec -- sinfo",
+        )
 
     def node_processes(self, node: str) -> dict[int, str] | None:
         """Return pid (as in the container) and name of every process of a node; None for a dead one."""
@@ -173,15 +201,19 @@ class DockerCluster:
 
     def run(self, command: Sequence[str]) -> health.Answer:
         """Run one of Slurm's commands as administrator on the login node."""
-        return self.docker.try_run(["exec", "--user", ADMIN, "--env", "TZ=UTC", self._container(LOGIN), *command],
-                                   seconds=30.0)
+        return self.docker.try_run(
+            ["exec", "--user", ADMIN, "--env", "TZ=UTC", self._container(LOGIN), *command], seconds=30.0
+        )
 
     def execute(self, command: Sequence[str], *, node: str, admin: bool) -> int:
-        """Run a command in a container and return its exit code; signals are passed on, which docker itself omits."""
+        """Run a command in a container and return its exit code; pass signals on, which docker omits."""
         name = self._known(node) if node else LOGIN
         if self._container_state(name) != "running":
-            raise ClusterError("its container does not run", where=name,
-                               hint=f"Bring it back: slurm/cluster restore-node {name}")
+            raise ClusterError(
+                "its container does not run",
+                where=name,
+                hint=f"Bring it back: slurm/cluster restore-node {name}",
+            )
         user = ADMIN if admin else USER
         terminal = sys.stdin.isatty() and sys.stdout.isatty()
         pid_file = f"/tmp/exec-{secrets.token_hex(8)}"
@@ -190,25 +222,40 @@ class DockerCluster:
             options += ["--env", f"{key}={value}"]
         # The shell writes its pid and becomes the command; a folder that is not in the container means home.
         script = 'echo $$ >"$1"; cd "$2" 2>/dev/null || cd; shift 2; exec "$@"'
-        arguments = [*options, self._container(name), "sh", "-c", script, "sh", pid_file, os.getcwd(), *command]
+        arguments = [
+            *options,
+            self._container(name),
+            "sh",
+            "-c",
+            script,
+            "sh",
+            pid_file,
+            os.getcwd(),
+            *command,
+        ]
 
         def forward(number: int, _frame: FrameType | None) -> None:
             kill = 'kill -s "$1" "$(cat "$2")"'
-            self.docker.try_run(["exec", self._container(name), "sh", "-c", kill, "sh", str(number), pid_file])
+            self.docker.try_run(
+                ["exec", self._container(name), "sh", "-c", kill, "sh", str(number), pid_file]
+            )
 
         numbers = [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
         if not terminal:
             numbers.append(signal.SIGINT)  # with a terminal the key press goes through it
         for number in numbers:
             signal.signal(number, forward)
-        child = subprocess.Popen([packages.program("docker"), *arguments], env=self.docker.environment,
-                                 start_new_session=not terminal)
+        child = subprocess.Popen(
+            [packages.program("docker"), *arguments],
+            env=self.docker.environment,
+            start_new_session=not terminal,
+        )
         try:
             return child.wait()
         finally:
             self.docker.try_run(["exec", self._container(name), "rm", "-f", pid_file])
 
-    # -- details -------------------------------------------------------------------------------------------------
+    # -- details -------------------------------------------------------------------------------------------
 
     def _known(self, node: str) -> str:
         if node not in self.known.nodes:
@@ -222,14 +269,18 @@ class DockerCluster:
         return self.docker.run(["exec", self._container(name), *command])
 
     def _container_state(self, name: str) -> str:
-        return self.docker.try_run(["inspect", "--format", "{{.State.Status}}", self._container(name)]).out.strip()
+        return self.docker.try_run(
+            ["inspect", "--format", "{{.State.Status}}", self._container(name)]
+        ).out.strip()
 
     def _is_connected(self, node: str) -> bool:
-        told = self.docker.run(["inspect", "--format", "{{json .NetworkSettings.Networks}}", self._container(node)])
+        told = self.docker.run(
+            ["inspect", "--format", "{{json .NetworkSettings.Networks}}", self._container(node)]
+        )
         return f'"{self.key}"' in told
 
     def _make_network(self) -> None:
-        """Create the network on the first range of addresses that neither this machine nor another network uses."""
+        """Create the network on the first range of addresses that nobody else uses."""
         taken = _routed_networks()
         start = int(self.key[2:6], 16)
         refusal = ""
@@ -237,14 +288,24 @@ class DockerCluster:
             subnet = ipaddress.ip_network(f"10.{130 + (start + attempt) % 100}.{start % 251}.0/24")
             if any(subnet.overlaps(other) for other in taken):
                 continue
-            answer = self.docker.try_run([
-                "network", "create", "--internal", f"--subnet={subnet}", f"--label={engine.LABEL}={self.folder}",
-                "--opt", f"com.docker.network.bridge.name={self.key}", self.key,
-            ])
+            answer = self.docker.try_run(
+                [
+                    "network",
+                    "create",
+                    "--internal",
+                    f"--subnet={subnet}",
+                    f"--label={engine.LABEL}={self.folder}",
+                    "--opt",
+                    f"com.docker.network.bridge.name={self.key}",
+                    self.key,
+                ]
+            )
             if answer.code == 0:
                 self.known.subnet = str(subnet)
                 names = [LOGIN, *self.known.nodes]
-                self.known.addresses = {name: str(subnet[_LOGIN_PLACE + place]) for place, name in enumerate(names)}
+                self.known.addresses = {
+                    name: str(subnet[_LOGIN_PLACE + place]) for place, name in enumerate(names)
+                }
                 return
             refusal = answer.err.strip()
             if "overlap" not in refusal.lower():
@@ -255,12 +316,21 @@ class DockerCluster:
         told = self.docker.run(["run", "--rm", "--network=none", self.known.image, "slurmd", "-V"])
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
         settings = slurmconf.Settings(
-            cluster=self.known.name, controller_host=LOGIN, controller_address=self.known.addresses[LOGIN],
+            cluster=self.known.name,
+            controller_host=LOGIN,
+            controller_address=self.known.addresses[LOGIN],
             controller_port=6817,
             nodes=[slurmconf.Node(node, node, self.known.addresses[node], 6818) for node in self.known.nodes],
-            cpus_per_node=self.known.cpus_per_node, memory_per_node=memory, slurm_user=ADMIN, slurmd_user="root",
-            munge_socket="/run/munge/munge.socket.2", state="/var/spool/slurmctld", spool="/var/spool/slurmd",
-            run="/run/slurm", log=str(self.folder / "log"), extra=extra,
+            cpus_per_node=self.known.cpus_per_node,
+            memory_per_node=memory,
+            slurm_user=ADMIN,
+            slurmd_user="root",
+            munge_socket="/run/munge/munge.socket.2",
+            state="/var/spool/slurmctld",
+            spool="/var/spool/slurmd",
+            run="/run/slurm",
+            log=str(self.folder / "log"),
+            extra=extra,
         )
         (self.folder / "etc" / "slurm.conf").write_text(slurmconf.slurm_conf(settings))
         (self.folder / "etc" / "cgroup.conf").write_text(slurmconf.cgroup_conf(slurmconf.version_of(told)))
@@ -269,39 +339,78 @@ class DockerCluster:
     def _volumes(self) -> list[str]:
         python = _REPOSITORY / ".venv" / "bin" / "python"
         volumes = [
-            f"{self.folder / 'etc'}:/etc/slurm:ro", f"{self.folder / 'munge' / 'key'}:/run/cluster-key:ro",
-            f"{self.shared}:{self.shared}", f"{self.folder / 'log'}:{self.folder / 'log'}",
+            f"{self.folder / 'etc'}:/etc/slurm:ro",
+            f"{self.folder / 'munge' / 'key'}:/run/cluster-key:ro",
+            f"{self.shared}:{self.shared}",
+            f"{self.folder / 'log'}:{self.folder / 'log'}",
             f"{_REPOSITORY}:{_REPOSITORY}:ro",
         ]
         if python.exists():
-            volumes += [f"{source}:{target}:ro" for target, source in mounts.places_of_python(python, _REPOSITORY)]
+            volumes += [
+                f"{source}:{target}:ro" for target, source in mounts.places_of_python(python, _REPOSITORY)
+            ]
         return volumes
 
     def _start_container(self, name: str, command: list[str]) -> None:
         hosts = [f"--add-host={host}:{address}" for host, address in self.known.addresses.items()]
-        self.docker.run([
-            "run", "--detach", "--init", "--cap-add=SYS_PTRACE", f"--name={self._container(name)}",
-            f"--hostname={name}", f"--network={self.key}", f"--ip={self.known.addresses[name]}",
-            f"--label={engine.LABEL}={self.folder}", "--shm-size=256m", "--stop-timeout=2", *hosts,
-            *(f"--volume={volume}" for volume in self._volumes()), self.known.image, "/opt/cluster/node", *command,
-        ])
+        self.docker.run(
+            [
+                "run",
+                "--detach",
+                "--init",
+                "--cap-add=SYS_PTRACE",
+                f"--name={self._container(name)}",
+                f"--hostname={name}",
+                f"--network={self.key}",
+                f"--ip={self.known.addresses[name]}",
+                f"--label={engine.LABEL}={self.folder}",
+                "--shm-size=256m",
+                "--stop-timeout=2",
+                *hosts,
+                *(f"--volume={volume}" for volume in self._volumes()),
+                self.known.image,
+                "/opt/cluster/node",
+                *command,
+            ]
+        )
 
     def _login_environment(self, user: str, node: str) -> dict[str, str]:
         path = f"{_REPOSITORY}/.venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        kept = {key: value for key, value in os.environ.items() if key.startswith("UNICRON_") or key == "TERM"}
-        own = {"PATH": path, "HOME": f"/home/{user}", "USER": user, "LOGNAME": user, "SHELL": "/bin/bash",
-               "LANG": "C.UTF-8", "SLURM_CONF": "/etc/slurm/slurm.conf"}
+        kept = {
+            key: value for key, value in os.environ.items() if key.startswith("UNICRON_") or key == "TERM"
+        }
+        own = {
+            "PATH": path,
+            "HOME": f"/home/{user}",
+            "USER": user,
+            "LOGNAME": user,
+            "SHELL": "/bin/bash",
+            "LANG": "C.UTF-8",
+            "SLURM_CONF": "/etc/slurm/slurm.conf",
+        }
         return kept | own | ({"SLURMD_NODENAME": node} if node else {})
 
     def _check_python(self) -> None:
-        """Find out now, not in a job, whether the plain user can run the repository's Python in a container."""
+        """Find out now, not in a job, whether the plain user can run the repository's Python inside."""
         python = _REPOSITORY / ".venv" / "bin" / "python"
         if python.exists():
-            answer = self.docker.try_run(["exec", "--user", USER, self._container(LOGIN), str(python), "-c",
-                                          "import sys, json, socket, ssl, sqlite3"])
+            answer = self.docker.try_run(
+                [
+                    "exec",
+                    "--user",
+                    USER,
+                    self._container(LOGIN),
+                    str(python),
+                    "-c",
+                    "import sys, json, socket, ssl, sqlite3",
+                ]
+            )
             if answer.code != 0:
-                raise ClusterError(f"does not run in the container: {answer.err.strip()[-600:]}", where=str(python),
-                                   hint="Are its files readable for everybody? (chmod -R o+rX on clone and Python)")
+                raise ClusterError(
+                    f"does not run in the container: {answer.err.strip()[-600:]}",
+                    where=str(python),
+                    hint="Are its files readable for everybody? (chmod -R o+rX on clone and Python)",
+                )
 
     def _check_alive(self, names: Sequence[str]) -> None:
         for name in names:

@@ -12,7 +12,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from testcluster import accounts, cleanup, health, keeper, linux, mounts, packages, ports, procs, slurmconf, state
+from testcluster import (
+    accounts,
+    cleanup,
+    health,
+    keeper,
+    linux,
+    mounts,
+    packages,
+    ports,
+    procs,
+    slurmconf,
+    state,
+)
 from testcluster.errors import ClusterError
 
 _REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -42,26 +54,35 @@ class EmbeddedCluster:
         self.known = known
         self.say = say
 
-    # -- up and down ---------------------------------------------------------------------------------------------
+    # -- up and down ---------------------------------------------------------------------------------------
 
     def up(self, *, extra: dict[str, str], seconds: float = 60.0) -> None:
         """Start every daemon and wait until all nodes are idle; the folder is empty before."""
         packages.require("embedded")
         if len(str(self.folder)) > _LONGEST_FOLDER:
-            raise ClusterError("too long a path for a Unix socket in it", where=str(self.folder),
-                               hint=f"Give a folder of at most {_LONGEST_FOLDER} letters by --dir.")
+            raise ClusterError(
+                "too long a path for a Unix socket in it",
+                where=str(self.folder),
+                hint=f"Give a folder of at most {_LONGEST_FOLDER} letters by --dir.",
+            )
         self._make_folders()
         self._make_accounts()
         self._write_config(extra)
         self._start_namespace()
         self._check_python()
         self._start_munged()
-        self._start("slurmctld", [packages.program("slurmctld"), "-D", "-f", str(self.conf)], user=self.known.admin)
+        self._start(
+            "slurmctld", [packages.program("slurmctld"), "-D", "-f", str(self.conf)], user=self.known.admin
+        )
         for node in self.known.nodes:
             self._start_slurmd(node)
         self.say(f"started munged, slurmctld and {len(self.known.nodes)} slurmds")
         health.wait_in_service(
-            self.run, self.known.nodes, seconds=seconds, say=self.say, alive=lambda: self._check_alive(self.daemons())
+            self.run,
+            self.known.nodes,
+            seconds=seconds,
+            say=self.say,
+            alive=lambda: self._check_alive(self.daemons()),
         )
         self.known.up_finished = True
         state.write(self.folder, self.known)
@@ -73,13 +94,15 @@ class EmbeddedCluster:
         """Tell whether any daemon of the cluster runs."""
         return any(keeper.read(self.folder, name) is not None for name in self.daemons())
 
-    # -- making nodes fail ---------------------------------------------------------------------------------------
+    # -- making nodes fail ---------------------------------------------------------------------------------
 
     def kill_node(self, node: str) -> int:
-        """Kill slurmd, slurmstepds and every task of a node at once, as a power cut would; return how many."""
+        """Kill slurmd, slurmstepds and every task of a node at once, as a power cut; return how many."""
         found = keeper.read(self.folder, self._slurmd(node))
         if found is None:
-            raise ClusterError("is dead already", where=node, hint=f"Bring it back: slurm/cluster restore-node {node}")
+            raise ClusterError(
+                "is dead already", where=node, hint=f"Bring it back: slurm/cluster restore-node {node}"
+            )
         return found.kill()
 
     def pause_node(self, node: str) -> int:
@@ -103,19 +126,23 @@ class EmbeddedCluster:
         if found is None:
             started = time.time()
             self._start_slurmd(node)
-        health.wait_registered(self.run, node, since=started, seconds=seconds, alive=lambda: self._check_alive([name]))
-        health.return_to_service(self.run, node, seconds=seconds, say=self.say,
-                                 alive=lambda: self._check_alive([name]))
+        health.wait_registered(
+            self.run, node, since=started, seconds=seconds, alive=lambda: self._check_alive([name])
+        )
+        health.return_to_service(
+            self.run, node, seconds=seconds, say=self.say, alive=lambda: self._check_alive([name])
+        )
 
     def cut_node(self, node: str) -> None:
         """Refuse: embedded nodes share one network."""
         hint = "Use a cluster of --driver docker, or pause-node for a node that is silent."
-        raise ClusterError("embedded nodes share this machine's network, which cannot be cut for one", where=node,
-                           hint=hint)
+        raise ClusterError(
+            "embedded nodes share this machine's network, which cannot be cut for one", where=node, hint=hint
+        )
 
     heal_node = cut_node
 
-    # -- looking and talking -------------------------------------------------------------------------------------
+    # -- looking and talking -------------------------------------------------------------------------------
 
     @property
     def conf(self) -> Path:
@@ -138,7 +165,9 @@ class EmbeddedCluster:
     def node_processes(self, node: str) -> dict[int, str] | None:
         """Return pid and name of every process of a node, None for a dead one."""
         found = keeper.read(self.folder, self._slurmd(node))
-        return None if found is None else {pid: process.name for pid, process in sorted(found.family().items())}
+        return (
+            None if found is None else {pid: process.name for pid, process in sorted(found.family().items())}
+        )
 
     def address(self, node: str) -> str:
         """Return the address at which a node is reached."""
@@ -154,8 +183,15 @@ class EmbeddedCluster:
         """Run one of Slurm's commands as root, or as the plain account that started the cluster."""
         environment = self._environment() | {"TZ": "UTC"}
         try:
-            done = subprocess.run([packages.program(command[0]), *command[1:]], env=environment, capture_output=True,
-                                  text=True, timeout=30, check=False, stdin=subprocess.DEVNULL)
+            done = subprocess.run(
+                [packages.program(command[0]), *command[1:]],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=30,
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
         except subprocess.TimeoutExpired:
             return health.Answer(124, "", f"{command[0]} did not answer within 30 s")
         return health.Answer(done.returncode, done.stdout, done.stderr)
@@ -167,7 +203,9 @@ class EmbeddedCluster:
     def become(self, command: Sequence[str], *, node: str, admin: bool) -> NoReturn:
         """Turn this process into `command` run as the plain user or the administrator; never returns."""
         if node and self.node_processes(node) is None:
-            raise ClusterError("is dead", where=node, hint=f"Bring it back: slurm/cluster restore-node {node}")
+            raise ClusterError(
+                "is dead", where=node, hint=f"Bring it back: slurm/cluster restore-node {node}"
+            )
         account = self._account(self.known.admin if admin else self.known.user)
         where = os.getcwd()
         environment = self._login_environment(account)
@@ -184,9 +222,9 @@ class EmbeddedCluster:
         try:
             os.execvpe(command[0], list(command), environment)
         except OSError as error:
-            raise ClusterError(error.strerror, where=command[0]) from None
+            raise ClusterError(str(error.strerror), where=command[0]) from None
 
-    # -- details -------------------------------------------------------------------------------------------------
+    # -- details -------------------------------------------------------------------------------------------
 
     def _make_folders(self) -> None:
         for name in ("etc", "run", "log", "spool", "state", "munge", "shared"):
@@ -215,19 +253,34 @@ class EmbeddedCluster:
         return account
 
     def _write_config(self, extra: dict[str, str]) -> None:
-        version = slurmconf.version_of(subprocess.run(
-            [packages.program("slurmd"), "-V"], capture_output=True, text=True, timeout=30, check=True).stdout)
+        version = slurmconf.version_of(
+            subprocess.run(
+                [packages.program("slurmd"), "-V"], capture_output=True, text=True, timeout=30, check=True
+            ).stdout
+        )
         host = socket.gethostname().partition(".")[0]
         controller, *rest = ports.free(1 + len(self.known.nodes))
-        nodes = [slurmconf.Node(name, host, "127.0.0.1", port)
-                 for name, port in zip(self.known.nodes, rest, strict=True)]
+        nodes = [
+            slurmconf.Node(name, host, "127.0.0.1", port)
+            for name, port in zip(self.known.nodes, rest, strict=True)
+        ]
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
         settings = slurmconf.Settings(
-            cluster=self.known.name, controller_host=host, controller_address="127.0.0.1",
-            controller_port=controller, nodes=nodes, cpus_per_node=self.known.cpus_per_node, memory_per_node=memory,
-            slurm_user=self.known.admin, slurmd_user=accounts.current().name,
-            munge_socket=str(self.folder / "munge" / "socket"), state=str(self.folder / "state"),
-            spool=str(self.folder / "spool"), run=str(self.folder / "run"), log=str(self.folder / "log"), extra=extra,
+            cluster=self.known.name,
+            controller_host=host,
+            controller_address="127.0.0.1",
+            controller_port=controller,
+            nodes=nodes,
+            cpus_per_node=self.known.cpus_per_node,
+            memory_per_node=memory,
+            slurm_user=self.known.admin,
+            slurmd_user=accounts.current().name,
+            munge_socket=str(self.folder / "munge" / "socket"),
+            state=str(self.folder / "state"),
+            spool=str(self.folder / "spool"),
+            run=str(self.folder / "run"),
+            log=str(self.folder / "log"),
+            extra=extra,
         )
         self.conf.write_text(slurmconf.slurm_conf(settings))
         self.conf.with_name("cgroup.conf").write_text(slurmconf.cgroup_conf(version))
@@ -262,8 +315,11 @@ class EmbeddedCluster:
             finally:
                 os._exit(126)
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0:
-            raise ClusterError(f"the account {self.known.user} cannot run it", where=str(python),
-                               hint="Are its files readable for everybody? (chmod -R o+rX on the clone and its Python)")
+            raise ClusterError(
+                f"the account {self.known.user} cannot run it",
+                where=str(python),
+                hint="Are its files readable for everybody? (chmod -R o+rX on the clone and its Python)",
+            )
 
     def _start_munged(self) -> None:
         munge = self.folder / "munge"
@@ -272,11 +328,20 @@ class EmbeddedCluster:
         with os.fdopen(descriptor, "wb") as file:
             file.write(secrets.token_bytes(128))
         socket_path = munge / "socket"
-        self._start("munged", [
-            packages.program("munged"), "--foreground", "--force", f"--socket={socket_path}", f"--key-file={key}",
-            f"--pid-file={munge / 'pid'}", f"--log-file={self.folder / 'log' / 'munged.log'}",
-            f"--seed-file={munge / 'seed'}", "--num-threads=2",
-        ])
+        self._start(
+            "munged",
+            [
+                packages.program("munged"),
+                "--foreground",
+                "--force",
+                f"--socket={socket_path}",
+                f"--key-file={key}",
+                f"--pid-file={munge / 'pid'}",
+                f"--log-file={self.folder / 'log' / 'munged.log'}",
+                f"--seed-file={munge / 'seed'}",
+                "--num-threads=2",
+            ],
+        )
         deadline = time.monotonic() + 15.0
         while not socket_path.exists():
             self._check_alive(["munged"])
@@ -291,25 +356,44 @@ class EmbeddedCluster:
     def _start(self, name: str, command: list[str], *, user: str = "") -> None:
         holder = keeper.read(self.folder, "namespace")
         keeper.start(
-            self.folder, name, command, environment=self._environment(),
-            namespace_of=holder.pid if holder else None, user=user if os.geteuid() == 0 else "",
+            self.folder,
+            name,
+            command,
+            environment=self._environment(),
+            namespace_of=holder.pid if holder else None,
+            user=user if os.geteuid() == 0 else "",
         )
 
     def _environment(self) -> dict[str, str]:
         """Return the environment of daemons: nothing of the caller's, so that no job of his leaks in."""
-        return {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8",
-                state.MARK: str(self.folder), **self.exports()}
+        return {
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "LANG": "C.UTF-8",
+            state.MARK: str(self.folder),
+            **self.exports(),
+        }
 
     def _login_environment(self, account: accounts.Account) -> dict[str, str]:
-        """Return the caller's environment, less what belongs to another user or job, with this cluster's variables."""
+        """Return the caller's environment, less what another user or job owns, plus this cluster's."""
         gone = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "XDG_", "SUDO_")
         kept = {key: value for key, value in os.environ.items() if not key.startswith(gone)}
-        folders = [str(_REPOSITORY / ".venv" / "bin"), *kept.get("PATH", "").split(":"),
-                   "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
+        folders = [
+            str(_REPOSITORY / ".venv" / "bin"),
+            *kept.get("PATH", "").split(":"),
+            "/usr/sbin",
+            "/usr/bin",
+            "/sbin",
+            "/bin",
+        ]
         kept["PATH"] = ":".join(dict.fromkeys(folder for folder in folders if folder))
         if os.geteuid() == 0:
             kept.pop("TMPDIR", None)
-            kept |= {"HOME": str(account.home), "USER": account.name, "LOGNAME": account.name, "SHELL": "/bin/bash"}
+            kept |= {
+                "HOME": str(account.home),
+                "USER": account.name,
+                "LOGNAME": account.name,
+                "SHELL": "/bin/bash",
+            }
         return kept | {state.MARK: str(self.folder), state.DIR: str(self.folder), **self.exports()}
 
     def _slurmd(self, node: str) -> str:
@@ -320,14 +404,18 @@ class EmbeddedCluster:
     def _living(self, node: str) -> keeper.Keeper:
         found = keeper.read(self.folder, self._slurmd(node))
         if found is None:
-            raise ClusterError("is dead", where=node, hint=f"Bring it back: slurm/cluster restore-node {node}")
+            raise ClusterError(
+                "is dead", where=node, hint=f"Bring it back: slurm/cluster restore-node {node}"
+            )
         return found
 
     def _tail(self, daemon: str) -> str:
         texts = []
         for suffix in ("out", "log"):
             with contextlib.suppress(OSError):
-                texts += (self.folder / "log" / f"{daemon}.{suffix}").read_text(errors="replace").splitlines()[-8:]
+                texts += (
+                    (self.folder / "log" / f"{daemon}.{suffix}").read_text(errors="replace").splitlines()[-8:]
+                )
         return "\n    ".join(["", *texts]) if texts else "it wrote no log"
 
     def _check_alive(self, daemons: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
-"""The Docker engine: the one that runs here, else one of our own that leaves no trace outside its two folders.
+"""The Docker engine: the one that runs here, else one of our own, which leaves no trace outside its folders.
 
-Ours has its own socket and data, makes no bridge and no firewall rule, and lives in a keeper, so that its containers'
-processes are found even if it crashes. Images stay in the cache folder between clusters.
+Ours has its own socket and data, makes no bridge and no firewall rule, and lives in a keeper, so that its
+containers' processes are found even if it crashes. Images stay in the cache folder between clusters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KEEPER = "dockerd"
 
 @dataclass(frozen=True, slots=True)
 class Docker:
-    """The docker command, bound to one engine; `host` is what DOCKER_HOST would be, empty for the default engine."""
+    """The docker command, bound to one engine: `host` as in DOCKER_HOST, empty for the default one."""
 
     host: str
 
@@ -39,9 +39,15 @@ class Docker:
     def try_run(self, arguments: Sequence[str], *, seconds: float = 60.0) -> health.Answer:
         """Run a docker command and return whatever it gives back."""
         try:
-            done = subprocess.run([packages.program("docker") or "docker", *arguments], env=self.environment,
-                                  capture_output=True, text=True, timeout=seconds, check=False,
-                                  stdin=subprocess.DEVNULL)
+            done = subprocess.run(
+                [packages.program("docker") or "docker", *arguments],
+                env=self.environment,
+                capture_output=True,
+                text=True,
+                timeout=seconds,
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
         except FileNotFoundError:
             return health.Answer(127, "", "there is no docker command")
         except subprocess.TimeoutExpired:
@@ -52,7 +58,9 @@ class Docker:
         """Run a docker command that must work; return its output without the final newline."""
         answer = self.try_run(arguments, seconds=seconds)
         if answer.code != 0:
-            raise ClusterError(answer.err.strip() or f"exit code {answer.code}", where=f"docker {arguments[0]}")
+            raise ClusterError(
+                answer.err.strip() or f"exit code {answer.code}", where=f"docker {arguments[0]}"
+            )
         return answer.out.strip()
 
     def answers(self) -> bool:
@@ -121,19 +129,30 @@ def _start(say: Say) -> Docker:
             _unmount()
             (folder() / "run" / "docker.pid").unlink(missing_ok=True)
             command = [
-                packages.program("dockerd"), f"--host={engine.host}", f"--data-root={data_folder()}",
-                f"--exec-root={folder() / 'exec'}", f"--pidfile={folder() / 'run' / 'docker.pid'}",
-                "--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false",
+                packages.program("dockerd"),
+                f"--host={engine.host}",
+                f"--data-root={data_folder()}",
+                f"--exec-root={folder() / 'exec'}",
+                f"--pidfile={folder() / 'run' / 'docker.pid'}",
+                "--bridge=none",
+                "--iptables=false",
+                "--ip6tables=false",
+                "--ip-forward=false",
+                "--ip-masq=false",
             ]
             path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-            kept = {key: value for key, value in os.environ.items() if "proxy" in key.lower() or "SSL_CERT" in key}
+            kept = {
+                key: value for key, value in os.environ.items() if "proxy" in key.lower() or "SSL_CERT" in key
+            }
             keeper.start(folder(), _KEEPER, command, environment={**kept, "PATH": path})
         deadline = time.monotonic() + 60.0
         while not engine.answers():
             if keeper.read(folder(), _KEEPER) is None or time.monotonic() > deadline:
                 words = (folder() / "log" / f"{_KEEPER}.out").read_text(errors="replace").splitlines()[-8:]
                 _stop_now()
-                raise ClusterError("\n    ".join(["did not start. The end of its log:", *words]), where="dockerd")
+                raise ClusterError(
+                    "\n    ".join(["did not start. The end of its log:", *words]), where="dockerd"
+                )
             time.sleep(0.1)
     return engine
 

@@ -25,7 +25,7 @@ _IN_SERVICE = frozenset({"IDLE", "MIXED", "ALLOCATED"})
 
 
 def node_states(run: Run) -> dict[str, str]:
-    """Return Slurm's state of every node in capitals, `*` appended where it does not answer; {} without controller."""
+    """Return Slurm's state per node in capitals, `*` appended where it is silent; {} without controller."""
     answer = run(["sinfo", "--noheader", "--Node", "--format=%N %T"])
     if answer.code != 0:
         return {}
@@ -68,8 +68,11 @@ def wait_in_service(
         if ready == len(nodes):
             return
         if time.monotonic() > deadline:
-            rest = ", ".join(f"{node} {states.get(node, 'unknown')}" for node in nodes
-                             if not in_service(states.get(node, "")))
+            rest = ", ".join(
+                f"{node} {states.get(node, 'unknown')}"
+                for node in nodes
+                if not in_service(states.get(node, ""))
+            )
             raise ClusterError(f"not in service after {seconds:g} s: {rest}")
         time.sleep(0.1)
 
@@ -77,8 +80,8 @@ def wait_in_service(
 def wait_registered(run: Run, node: str, *, since: float, seconds: float, alive: Callable[[], None]) -> None:
     """Wait until the controller has heard from a slurmd that started at `since` (unix seconds) or later.
 
-    Without this a node that was killed and restored before anybody noticed would look as if it had been back before
-    its slurmd was. `run` must run with TZ=UTC.
+    Without this a node that was killed and restored before anybody noticed would look as if it had been back
+    before its slurmd was. `run` must run with TZ=UTC.
     """
     wanted = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(since))
     deadline = time.monotonic() + seconds
@@ -89,7 +92,9 @@ def wait_registered(run: Run, node: str, *, since: float, seconds: float, alive:
             return
         if time.monotonic() > deadline:
             told = match[1] if match else "never"
-            raise ClusterError(f"did not register within {seconds:g} s (last slurmd start: {told})", where=node)
+            raise ClusterError(
+                f"did not register within {seconds:g} s (last slurmd start: {told})", where=node
+            )
         time.sleep(0.1)
 
 
@@ -109,5 +114,7 @@ def return_to_service(
             answer = run(["scontrol", "update", f"NodeName={node}", "State=RESUME"])
             refusal = answer.err.strip()
         if time.monotonic() > deadline:
-            raise ClusterError(f"still {state or 'unknown to Slurm'} after {seconds:g} s. {refusal}".strip(), where=node)
+            raise ClusterError(
+                f"still {state or 'unknown to Slurm'} after {seconds:g} s. {refusal}".strip(), where=node
+            )
         time.sleep(0.2)

@@ -1,6 +1,6 @@
 """The image of a node: built once per suite, from a registry's base image or from the distribution's archive.
 
-Its tag is a hash of everything it is made from, so a change of the list of packages or of the scripts builds a new one.
+Its tag is a hash of all that it is made from: a change in the packages or the scripts builds a new one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from testcluster.engine import Docker
 from testcluster.errors import ClusterError
 
 Say = Callable[[str], None]
-_SOURCE = Path(__file__).resolve().parent.parent / "image"
+#: What the image is made from.
+SOURCE = Path(__file__).resolve().parent.parent / "image"
 _KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 #: What Debian's own archive calls its releases; no other archive is the place to build a root from.
 _RELEASES = frozenset({"bookworm", "trixie", "forky", "sid", "oldstable", "stable", "testing", "unstable"})
@@ -30,7 +31,7 @@ _BUILD_SECONDS = 900.0
 def tag(suite: str) -> str:
     """Return the image's name for a Debian suite."""
     digest = hashlib.sha256(f"{suite} {platform.machine()}".encode())
-    for file in sorted(_SOURCE.iterdir()):
+    for file in sorted(SOURCE.iterdir()):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return f"unicron-test-cluster:{suite}-{digest.hexdigest()[:12]}"
 
@@ -44,18 +45,26 @@ def ensure(docker: Docker, suite: str, say: Say) -> str:
     if pulled.code == 0:
         say(f"building the {suite} image on the registry's base image (once, about a minute)")
         # our own engine has no bridge, so the build uses this machine's network
-        docker.run(["build", "--network=host", "--build-arg", f"SUITE={suite}", "--tag", name, str(_SOURCE)],
-                   seconds=_BUILD_SECONDS)
+        docker.run(
+            ["build", "--network=host", "--build-arg", f"SUITE={suite}", "--tag", name, str(SOURCE)],
+            seconds=_BUILD_SECONDS,
+        )
         return name
-    say(f"no base image can be pulled ({pulled.err.strip().splitlines()[-1] if pulled.err.strip() else 'no answer'})")
+    words = pulled.err.strip().splitlines() or ["no answer"]
+    say(f"no base image can be pulled ({words[-1]})")
     _bootstrap(docker, suite, name, say)
     return name
 
 
 def archive() -> str:
     """Return the Debian mirror that this machine's own package manager is set up with."""
-    command = ["apt-get", "indextargets", "--format", "$(COMPONENT)|$(RELEASE)|$(REPO_URI)",
-               "Created-By: Packages"]
+    command = [
+        "apt-get",
+        "indextargets",
+        "--format",
+        "$(COMPONENT)|$(RELEASE)|$(REPO_URI)",
+        "Created-By: Packages",
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except FileNotFoundError:
@@ -65,16 +74,20 @@ def archive() -> str:
         # security and update archives have other releases ("bookworm-updates"), and lack the base system
         if component == "main" and release in _RELEASES:
             return uri
-    raise ClusterError("no Debian archive among the sources of apt on this machine", where="debootstrap",
-                       hint="Add one to apt's sources, or make base images available to the Docker engine.")
+    raise ClusterError(
+        "no Debian archive among the sources of apt on this machine",
+        where="debootstrap",
+        hint="Add one to apt's sources, or make base images available to the Docker engine.",
+    )
 
 
 @contextlib.contextmanager
 def _network_settings() -> Iterator[dict[str, str]]:
     """Yield an environment in which wget uses apt's proxy and certificates."""
     environment = dict(os.environ)
-    done = subprocess.run(["apt-config", "dump", "--format", "%f=%v%n"], capture_output=True, text=True, timeout=60,
-                          check=False)
+    done = subprocess.run(
+        ["apt-config", "dump", "--format", "%f=%v%n"], capture_output=True, text=True, timeout=60, check=False
+    )
     settings = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
     for scheme in ("http", "https"):
         proxy = settings.get(f"Acquire::{scheme}::Proxy", "")
@@ -92,11 +105,13 @@ def _network_settings() -> Iterator[dict[str, str]]:
 def _bootstrap(docker: Docker, suite: str, name: str, say: Say) -> None:
     program = packages.program("debootstrap")
     if os.geteuid() != 0 or not program:
-        raise ClusterError("no base image can be pulled, and debootstrap needs root and the package debootstrap",
-                           where=f"image of {suite}")
+        raise ClusterError(
+            "no base image can be pulled, and debootstrap needs root and the package debootstrap",
+            where=f"image of {suite}",
+        )
     mirror = archive()
     say(f"making the {suite} image from {mirror} by debootstrap (once, about a minute)")
-    wanted = ",".join((_SOURCE / "packages").read_text().split())
+    wanted = ",".join((SOURCE / "packages").read_text().split())
     # Not below /tmp, which may be mounted without devices or programs.
     place = Path(tempfile.mkdtemp(prefix="unicron-image-", dir="/var/tmp"))
     try:
@@ -106,11 +121,16 @@ def _bootstrap(docker: Docker, suite: str, name: str, say: Say) -> None:
             command.insert(1, f"--keyring={_KEYRING}")
         with _network_settings() as environment:
             _run(command, environment=environment)
-        for leftover in (*(root / "var/cache/apt/archives").glob("*.deb"), *(root / "var/lib/apt/lists").glob("*_*")):
+        for leftover in (
+            *(root / "var/cache/apt/archives").glob("*.deb"),
+            *(root / "var/lib/apt/lists").glob("*_*"),
+        ):
             leftover.unlink()
-        shutil.copytree(_SOURCE, root / "opt/cluster")
-        _run(["chroot", str(root), "/bin/sh", "/opt/cluster/provision"],
-             environment={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
+        shutil.copytree(SOURCE, root / "opt/cluster")
+        _run(
+            ["chroot", str(root), "/bin/sh", "/opt/cluster/provision"],
+            environment={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+        )
         _import(docker, root, name)
     finally:
         shutil.rmtree(place)
@@ -118,8 +138,17 @@ def _bootstrap(docker: Docker, suite: str, name: str, say: Say) -> None:
 
 def _run(command: list[str], *, environment: dict[str, str]) -> None:
     try:
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              errors="replace", timeout=_BUILD_SECONDS, check=False, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=_BUILD_SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
     except subprocess.TimeoutExpired:
         raise ClusterError(f"did not end within {_BUILD_SECONDS:g} s", where=command[0]) from None
     if done.returncode != 0:
@@ -129,13 +158,24 @@ def _run(command: list[str], *, environment: dict[str, str]) -> None:
 
 def _import(docker: Docker, root: Path, name: str) -> None:
     with tempfile.TemporaryFile() as words:
-        tar = subprocess.Popen(["tar", "--directory", str(root), "--numeric-owner", "--create", "."],
-                               stdout=subprocess.PIPE, stderr=words)
-        load = subprocess.run([packages.program("docker"), "import", "-", name], stdin=tar.stdout,
-                              env=docker.environment, capture_output=True, text=True, timeout=_BUILD_SECONDS,
-                              check=False)
+        tar = subprocess.Popen(
+            ["tar", "--directory", str(root), "--numeric-owner", "--create", "."],
+            stdout=subprocess.PIPE,
+            stderr=words,
+        )
+        load = subprocess.run(
+            [packages.program("docker"), "import", "-", name],
+            stdin=tar.stdout,
+            env=docker.environment,
+            capture_output=True,
+            text=True,
+            timeout=_BUILD_SECONDS,
+            check=False,
+        )
         assert tar.stdout is not None
         tar.stdout.close()
         if tar.wait() != 0 or load.returncode != 0:
             words.seek(0)
-            raise ClusterError(f"{load.stderr}{words.read().decode(errors='replace')}".strip(), where="docker import")
+            raise ClusterError(
+                f"{load.stderr}{words.read().decode(errors='replace')}".strip(), where="docker import"
+            )

@@ -1,7 +1,8 @@
-"""The process that keeps one daemon: it starts the daemon and adopts whatever the daemon's family leaves behind.
+"""The process that keeps one daemon: it starts it, and adopts whatever the daemon's family leaves behind.
 
-Because it is a child subreaper, every process that ever comes from a node's slurmd stays below that node's keeper, so
-that `kill-node` can find them all. It ends when the last of them has ended. Run by path, by `start` below.
+Because it is a child subreaper, every process that ever comes from a node's slurmd stays below that node's
+keeper, so that `kill-node` can find them all. It ends when the last of them has ended. Run by path, by
+`start` below.
 """
 
 from __future__ import annotations
@@ -93,7 +94,15 @@ def start(
     """
     pid_file, log = folder / "run" / f"{name}.keeper", folder / "log" / f"{name}.out"
     pid_file.unlink(missing_ok=True)
-    arguments = [sys.executable, "-S", str(Path(__file__).resolve()), "--pid-file", str(pid_file), "--name", name]
+    arguments = [
+        sys.executable,
+        "-S",
+        str(Path(__file__).resolve()),
+        "--pid-file",
+        str(pid_file),
+        "--name",
+        name,
+    ]
     if namespace_of is not None:
         arguments += ["--namespace-of", str(namespace_of)]
     if covers is not None:
@@ -102,8 +111,13 @@ def start(
         arguments += ["--user", user]
     with log.open("ab") as out:
         process = subprocess.Popen(
-            [*arguments, "--", *command], stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment,
-            start_new_session=True, cwd="/",
+            [*arguments, "--", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env=environment,
+            start_new_session=True,
+            cwd="/",
         )
     deadline = time.monotonic() + 20.0
     while (keeper := read(folder, name)) is None:
@@ -141,7 +155,7 @@ def _main(argv: Sequence[str]) -> int:
         if options.user:
             entry = pwd.getpwnam(options.user)
             identity = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
-        subprocess.Popen(options.command, restore_signals=True, close_fds=True, **identity)  # type: ignore[call-overload]
+        subprocess.Popen(options.command, **identity)  # type: ignore[call-overload]
     me = procs.read_process(os.getpid())
     assert me is not None
     pid_file = Path(options.pid_file)

@@ -45,7 +45,9 @@ def enter_mount_namespace(pid: int) -> None:
 
 def mount_tmpfs(target: str) -> None:
     """Cover `target` with a small empty file system that everybody may traverse."""
-    _check(_libc.mount(b"tmpfs", target.encode(), b"tmpfs", 0, b"mode=0755,size=4m"), f"mount tmpfs on {target}")
+    _check(
+        _libc.mount(b"tmpfs", target.encode(), b"tmpfs", 0, b"mode=0755,size=4m"), f"mount tmpfs on {target}"
+    )
 
 
 def bind_mount(source: str, target: str) -> None:

@@ -1,8 +1,8 @@
 """A view of the file system in which an unprivileged account reaches the repository and its Python.
 
-Both may lie below folders that only root may enter (a clone in /root). Nobody's folders are changed for that: in a
-mount namespace of the cluster's own, each such folder is covered by an empty one that may be entered, and only the
-sub-folders that are needed are shown in it at their own paths.
+Both may lie below folders that only root may enter (a clone in /root). Nobody's folders are changed for that:
+in a mount namespace of the cluster's own, each such folder is covered by an empty one that may be entered,
+and only the sub-folders that are needed are shown in it at their own paths.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from testcluster import linux
 
 @dataclass(slots=True)
 class Cover:
-    """One folder to cover, the paths below it to show again, and the symbolic links to make again (path: text)."""
+    """One folder to cover, what to show again below it, and the symbolic links to make again (path: text)."""
 
     folder: str
     shown: list[str] = field(default_factory=list)
@@ -58,7 +58,7 @@ def _first_closed(path: Path) -> Path | None:
 
 
 def plan(needed: Iterable[Path]) -> list[Cover]:
-    """Return what must be covered so that everybody reaches the `needed` paths; nothing where they do already."""
+    """Return what must be covered so that everybody reaches the `needed` paths; often nothing."""
     covers: dict[Path, Cover] = {}
     links: dict[str, str] = {}
     reals: set[Path] = set()
@@ -81,13 +81,15 @@ def plan(needed: Iterable[Path]) -> list[Cover]:
 def needed_by_python(python: Path) -> list[Path]:
     """Return the paths that `python` runs from: its links, its prefixes and what it imports from."""
     code = "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix, *sys.path]))"
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=30, check=True, cwd="/")
+    done = subprocess.run(
+        [python, "-c", code], capture_output=True, text=True, timeout=30, check=True, cwd="/"
+    )
     told = [Path(text) for text in json.loads(done.stdout) if text.startswith("/")]
     return [python, *told]
 
 
 def places_of_python(python: Path, inside: Path) -> list[tuple[str, str]]:
-    """Return what a container needs for running `python`, as pairs of (path in the container, what to show there).
+    """Return what a container needs for running `python`: pairs of (path inside, what to show there).
 
     Parameters
     ----------
@@ -96,9 +98,13 @@ def places_of_python(python: Path, inside: Path) -> list[tuple[str, str]]:
     inside
         A folder that the container has anyway; what lies in it is left out.
     """
-    code = "import json, sys, sysconfig as s; v = s.get_config_var; " \
-           "print(json.dumps([sys.base_prefix, s.get_path('stdlib'), f\"{v('LIBDIR')}/{v('INSTSONAME')}\"]))"
-    done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=30, check=True, cwd="/")
+    code = (
+        "import json, sys, sysconfig as s; v = s.get_config_var; "
+        "print(json.dumps([sys.base_prefix, s.get_path('stdlib'), f\"{v('LIBDIR')}/{v('INSTSONAME')}\"]))"
+    )
+    done = subprocess.run(
+        [python, "-I", "-c", code], capture_output=True, text=True, timeout=30, check=True, cwd="/"
+    )
     prefix, library, shared_object = json.loads(done.stdout)
     # /usr is the container's own: of a system Python only its own files are shown, not the whole prefix
     wanted = [library, shared_object] if prefix in ("/usr", "/usr/local") else [prefix]

@@ -8,15 +8,22 @@ import shutil
 from testcluster.errors import ClusterError
 
 _SLURM = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sinfo": "slurm-client", "munged": "munge"}
-_DOCKER = {"docker": "docker.io", "dockerd": "docker.io", "iptables": "iptables", "ip": "iproute2",
-           "debootstrap": "debootstrap"}
+_DOCKER = {
+    "docker": "docker.io",
+    "dockerd": "docker.io",
+    "iptables": "iptables",
+    "ip": "iproute2",
+    "debootstrap": "debootstrap",
+}
 #: Package of each program, per driver.
 NEEDED = {"embedded": _SLURM, "docker": _DOCKER}
 
 
 def program(name: str) -> str:
     """Return the path of a program, also where a plain user's PATH leaves the sbin folders out; else ''."""
-    folders = os.environ.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    folders = (
+        os.environ.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    )
     return shutil.which(name, path=folders) or ""
 
 

@@ -20,7 +20,7 @@ def _is_free(port: int) -> bool:
 
 
 def free(count: int, *, first: int = 18000, last: int = 30000) -> list[int]:
-    """Return `count` ports on which nobody listens, starting at a random place so that two callers rarely meet."""
+    """Return `count` ports on which nobody listens, from a random place so that two callers rarely meet."""
     start = random.randrange(first, last)
     found = []
     for offset in range(last - first):

@@ -1,11 +1,12 @@
 """Trees of processes, read from /proc: freeze them, thaw them, kill them to the last one.
 
-A tree under a child subreaper is closed: whatever forks or is orphaned in it stays in it. So freezing until a scan
-finds nobody new gives a set that can no longer change, and only then is it killed.
+A tree under a child subreaper is closed: whatever forks or is orphaned in it stays in it. So freezing until a
+scan finds nobody new gives a set that can no longer change, and only then is it killed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -73,10 +74,8 @@ def descendants(root: int) -> dict[int, Process]:
 def send(processes: Iterable[Process], number: signal.Signals) -> None:
     """Send a signal to each process that is still there."""
     for process in processes:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, number)
-        except ProcessLookupError:
-            pass
 
 
 def freeze(find: Callable[[], dict[int, Process]], *, seconds: float = 10.0) -> dict[int, Process]:
@@ -85,8 +84,8 @@ def freeze(find: Callable[[], dict[int, Process]], *, seconds: float = 10.0) -> 
     Returns
     -------
     dict
-        The frozen processes. One stuck in the kernel (state D) may be among them still unstopped when the time
-        is up; it runs no code while it is stuck, and the signal is already pending.
+        The frozen processes. One stuck in the kernel (state D) may be among them, still unstopped when the
+        time is up; it runs no code while it is stuck, and the signal is already pending.
     """
     deadline = time.monotonic() + seconds
     known: set[tuple[int, int]] = set()
@@ -98,7 +97,9 @@ def freeze(find: Callable[[], dict[int, Process]], *, seconds: float = 10.0) -> 
         if not fresh and all(process.state in _STOPPED for process in found.values()):
             return found
         if time.monotonic() > deadline:
-            if not fresh and all(process.state in _STOPPED or process.state == "D" for process in found.values()):
+            if not fresh and all(
+                process.state in _STOPPED or process.state == "D" for process in found.values()
+            ):
                 return found
             names = ", ".join(f"{process.name} ({process.pid})" for process in found.values())
             raise ClusterError(f"could not stop within {seconds:g} s: {names}")

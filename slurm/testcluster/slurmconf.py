@@ -49,7 +49,9 @@ def parse_extra(settings: Sequence[str]) -> dict[str, str]:
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not _KEY.match(key) or "\n" in value:
-            raise ClusterError("not of the form KEY=VALUE", where=f"--set {setting}", hint="As in slurm.conf(5).")
+            raise ClusterError(
+                "not of the form KEY=VALUE", where=f"--set {setting}", hint="As in slurm.conf(5)."
+            )
         parsed[key] = value
     return parsed
 
@@ -57,7 +59,7 @@ def parse_extra(settings: Sequence[str]) -> dict[str, str]:
 def slurm_conf(settings: Settings) -> str:
     """Render slurm.conf.
 
-    The time limits are short so that tests see failures soon: a node that is silent for SlurmdTimeout seconds is DOWN.
+    The time limits are short so that failures show soon: SlurmdTimeout seconds of silence make a node DOWN.
     """
     general = {
         "ClusterName": settings.cluster,
@@ -99,8 +101,10 @@ def slurm_conf(settings: Settings) -> str:
     wanted = {key.lower(): (key, value) for key, value in general.items()}
     wanted |= {key.lower(): (key, value) for key, value in settings.extra.items()}
     lines = [f"{key}={value}" for key, value in wanted.values()]
-    shape = (f"CPUs={settings.cpus_per_node} Boards=1 SocketsPerBoard=1 CoresPerSocket={settings.cpus_per_node} "
-             f"ThreadsPerCore=1 RealMemory={settings.memory_per_node} State=UNKNOWN")
+    shape = (
+        f"CPUs={settings.cpus_per_node} Boards=1 SocketsPerBoard=1 CoresPerSocket={settings.cpus_per_node} "
+        f"ThreadsPerCore=1 RealMemory={settings.memory_per_node} State=UNKNOWN"
+    )
     lines += [
         f"NodeName={node.name} NodeHostname={node.host} NodeAddr={node.address} Port={node.port} {shape}"
         for node in settings.nodes
@@ -120,7 +124,7 @@ def version_of(words: str) -> tuple[int, int]:
 def cgroup_conf(version: tuple[int, int]) -> str:
     """Render cgroup.conf: no control groups at all, so that no privilege is needed.
 
-    22.05 loads the plugin only where another one asks for it and does not know `disabled`; newer ones insist on a
-    working one unless it is disabled.
+    22.05 loads the plugin only where another one asks for it and does not know `disabled`; newer ones insist
+    on a working one unless it is disabled.
     """
     return "CgroupPlugin=disabled\n" if version >= (23, 2) else "CgroupAutomount=no\n"

@@ -69,7 +69,9 @@ def make_base_folder() -> Path:
     folder.mkdir(mode=0o755, exist_ok=True)
     facts = folder.lstat()
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
-        raise ClusterError("exists and does not belong to you", where=str(folder), hint="Give another place by --dir.")
+        raise ClusterError(
+            "exists and does not belong to you", where=str(folder), hint="Give another place by --dir."
+        )
     folder.chmod(0o755)
     return folder
 
