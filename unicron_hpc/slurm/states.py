@@ -209,9 +209,9 @@ class JobState:
 
     @property
     def terminal(self) -> bool:
-        """Whether the job has ended for good."""
+        """Whether the job has ended for good, and no process of it is left."""
         meaning = _JOB_STATES.get(self.name)
-        return meaning is not None and meaning.terminal
+        return meaning is not None and meaning.terminal and "COMPLETING" not in self.flags
 
     @property
     def succeeded(self) -> bool:
@@ -227,7 +227,7 @@ class JobState:
 
 def parse_job_state(text: str) -> JobState:
     """Read a job state (`RUNNING`, `CANCELLED by 123`, `RUNNING+COMPLETING`, `CG`); never raises."""
-    words = [word for word in re.split(r"[+,]", re.sub(r"\s+by\s+\S+", "", text.strip().upper())) if word]
+    words = [word for word in re.split(r"[+,]", re.sub(r"\s+BY\s+\S+", "", text.strip().upper())) if word]
     return job_state_of(words, raw=text.strip())
 
 
