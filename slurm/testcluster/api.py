@@ -44,7 +44,7 @@ class Cluster:
         return [str(COMMAND), verb, *self._which, *arguments]
 
     def call(self, verb: str, *arguments: str, timeout: float = 120.0) -> str:
-        """Run `slurm/cluster VERB` and return what it prints; raise ClusterError with its words if it fails."""
+        """Run `slurm/cluster VERB` and return what it prints; raise ClusterError with its words."""
         done = subprocess.run(
             self.command(verb, *arguments),
             capture_output=True,
@@ -111,7 +111,7 @@ class Cluster:
         return {name: node["state"] for name, node in self.status()["nodes"].items()}
 
     def processes(self, node: str) -> dict[int, str] | None:
-        """Return pid and name of each process of a node (Docker: as in the container); None for a dead node."""
+        """Return pid and name of each process of a node (Docker: as inside it); None for a dead node."""
         found = self.status()["nodes"][node]["processes"]
         return None if found is None else {int(pid): name for pid, name in found.items()}
 

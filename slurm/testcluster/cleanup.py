@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from testcluster import accounts, keeper, procs, state
+from testcluster import accounts, image, keeper, procs, state
 
 
 def account_names(cluster: str) -> tuple[str, str]:
@@ -37,6 +37,7 @@ def clear(folder: Path, known: state.State | None, name: str, say: Callable[[str
         if (found := keeper.read(folder, path.stem)) is not None:
             found.kill()
     procs.kill(lambda: procs.marked(state.MARK, str(folder)))
+    image.clear_work(folder)
     remove_accounts(name)
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.is_symlink():

@@ -200,7 +200,7 @@ def engine_command(action: str, say: Say) -> int:
     from testcluster import engine
 
     if action == "start":
-        say(f"engine at {engine.ensure(say)}")
+        say(f"engine at {engine.ensure(say, None).host or 'its usual place'}")
     elif action == "stop":
         engine.stop(say)
     else:

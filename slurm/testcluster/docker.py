@@ -6,15 +6,11 @@ import hashlib
 import ipaddress
 import os
 import secrets
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 
-from testcluster import engine, health, image, mounts, packages, slurmconf, state
+from testcluster import attach, engine, health, image, mounts, slurmconf, state
 from testcluster.errors import ClusterError
 
 _REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -48,10 +44,10 @@ class DockerCluster:
 
     def up(self, *, extra: dict[str, str], seconds: float = 60.0) -> None:
         """Start every container and wait until all nodes are idle; the folder is empty before."""
-        self.docker = engine.ensure(self.say)
+        self.docker = engine.ensure(self.say, self.folder)
         self.known.docker_socket = self.docker.host
         state.write(self.folder, self.known)
-        self.known.image = image.ensure(self.docker, self.known.suite, self.say)
+        self.known.image = image.ensure(self.docker, self.known.suite, self.folder, self.say)
         for name in ("etc", "log", "shared", "munge"):
             (self.folder / name).mkdir()
         key = self.folder / "munge" / "key"
@@ -82,8 +78,9 @@ class DockerCluster:
         """Remove containers, network and what they wrote; our engine is started for that where it crashed."""
         if not self.docker.answers():
             if not self.known.docker_socket or not engine.data_folder().exists():
+                engine.release(self.folder, self.say)
                 return
-            self.docker = engine.ensure(self.say)
+            self.docker = engine.ensure(self.say, self.folder)
         for name in (LOGIN, *self.known.nodes):
             if self._container_state(name) == "paused":
                 self.docker.try_run(["unpause", self._container(name)])
@@ -105,7 +102,7 @@ class DockerCluster:
                     "-delete",
                 ]
             )
-        engine.stop_if_unused(self.say)
+        engine.release(self.folder, self.say)
 
     def is_running(self) -> bool:
         """Tell whether any container of the cluster runs."""
@@ -215,45 +212,9 @@ class DockerCluster:
                 hint=f"Bring it back: slurm/cluster restore-node {name}",
             )
         user = ADMIN if admin else USER
-        terminal = sys.stdin.isatty() and sys.stdout.isatty()
-        pid_file = f"/tmp/exec-{secrets.token_hex(8)}"
-        options = ["exec", "--interactive", *(["--tty"] if terminal else []), "--user", user]
-        for key, value in self._login_environment(user, node).items():
-            options += ["--env", f"{key}={value}"]
-        # The shell writes its pid and becomes the command; a folder that is not in the container means home.
-        script = 'echo $$ >"$1"; cd "$2" 2>/dev/null || cd; shift 2; exec "$@"'
-        arguments = [
-            *options,
-            self._container(name),
-            "sh",
-            "-c",
-            script,
-            "sh",
-            pid_file,
-            os.getcwd(),
-            *command,
-        ]
-
-        def forward(number: int, _frame: FrameType | None) -> None:
-            kill = 'kill -s "$1" "$(cat "$2")"'
-            self.docker.try_run(
-                ["exec", self._container(name), "sh", "-c", kill, "sh", str(number), pid_file]
-            )
-
-        numbers = [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
-        if not terminal:
-            numbers.append(signal.SIGINT)  # with a terminal the key press goes through it
-        for number in numbers:
-            signal.signal(number, forward)
-        child = subprocess.Popen(
-            [packages.program("docker"), *arguments],
-            env=self.docker.environment,
-            start_new_session=not terminal,
+        return attach.run(
+            self.docker, self._container(name), command, user, self._login_environment(user, node)
         )
-        try:
-            return child.wait()
-        finally:
-            self.docker.try_run(["exec", self._container(name), "rm", "-f", pid_file])
 
     # -- details -------------------------------------------------------------------------------------------
 
@@ -379,6 +340,8 @@ class DockerCluster:
         kept = {
             key: value for key, value in os.environ.items() if key.startswith("UNICRON_") or key == "TERM"
         }
+        for ours in (state.MARK, state.DIR):
+            kept.pop(ours, None)
         own = {
             "PATH": path,
             "HOME": f"/home/{user}",

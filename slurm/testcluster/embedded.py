@@ -18,6 +18,7 @@ from testcluster import (
     health,
     keeper,
     linux,
+    login,
     mounts,
     packages,
     ports,
@@ -208,21 +209,18 @@ class EmbeddedCluster:
             )
         account = self._account(self.known.admin if admin else self.known.user)
         where = os.getcwd()
-        environment = self._login_environment(account)
+        environment = login.environment(
+            account,
+            _REPOSITORY,
+            {state.MARK: str(self.folder), state.DIR: str(self.folder), **self.exports()},
+        )
         if node:
             environment["SLURMD_NODENAME"] = node
         if os.geteuid() == 0:
             if (holder := keeper.read(self.folder, "namespace")) is not None:
                 linux.enter_mount_namespace(holder.pid)
             accounts.become(account)
-        for place in (where, str(account.home), "/"):
-            with contextlib.suppress(OSError):
-                os.chdir(place)
-                break
-        try:
-            os.execvpe(command[0], list(command), environment)
-        except OSError as error:
-            raise ClusterError(str(error.strerror), where=command[0]) from None
+        login.replace_process(command, environment, [where, str(account.home), "/"])
 
     # -- details -------------------------------------------------------------------------------------------
 
@@ -372,29 +370,6 @@ class EmbeddedCluster:
             state.MARK: str(self.folder),
             **self.exports(),
         }
-
-    def _login_environment(self, account: accounts.Account) -> dict[str, str]:
-        """Return the caller's environment, less what another user or job owns, plus this cluster's."""
-        gone = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "XDG_", "SUDO_")
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(gone)}
-        folders = [
-            str(_REPOSITORY / ".venv" / "bin"),
-            *kept.get("PATH", "").split(":"),
-            "/usr/sbin",
-            "/usr/bin",
-            "/sbin",
-            "/bin",
-        ]
-        kept["PATH"] = ":".join(dict.fromkeys(folder for folder in folders if folder))
-        if os.geteuid() == 0:
-            kept.pop("TMPDIR", None)
-            kept |= {
-                "HOME": str(account.home),
-                "USER": account.name,
-                "LOGNAME": account.name,
-                "SHELL": "/bin/bash",
-            }
-        return kept | {state.MARK: str(self.folder), state.DIR: str(self.folder), **self.exports()}
 
     def _slurmd(self, node: str) -> str:
         if node not in self.known.nodes:

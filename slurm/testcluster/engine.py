@@ -7,6 +7,7 @@ containers' processes are found even if it crashes. Images stay in the cache fol
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from testcluster import health, keeper, packages, procs, state
+from testcluster import health, keeper, mounts, packages, procs, state
 from testcluster.errors import ClusterError
 
 Say = Callable[[str], None]
@@ -104,65 +105,82 @@ def why_not() -> str:
     return ""
 
 
-def ensure(say: Say, *, keep: bool = False) -> Docker:
-    """Return a running engine, started here if there is none; `keep` makes ours outlive the last cluster."""
+def ensure(say: Say, user: Path | None) -> Docker:
+    """Return a running engine, started here if there is none.
+
+    Parameters
+    ----------
+    say
+        Receives progress, a line at a time.
+    user
+        Folder of the cluster that needs it until it calls `release`; None keeps ours until `stop`.
+    """
     reason = why_not()
     if reason:
         raise ClusterError(reason, hint="See: slurm/cluster packages --driver docker")
     engine = find()
-    if engine is None:
-        engine = _start(say)
-    if keep and engine.host:
-        (folder() / "keep").touch()
-    return engine
+    if engine is not None and not engine.host:
+        return engine
+    state.make_base_folder()
+    while True:
+        for name in ("run", "log", "users"):
+            (folder() / name).mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(state.TakenDown), state.locked(folder()):
+            # written under the lock, so that nobody's `release` stops the engine before we are counted
+            _user_file(user).write_text(str(user or ""))
+            return _start(say)
+
+
+def _user_file(user: Path | None) -> Path:
+    return folder() / "users" / (hashlib.sha256(str(user).encode()).hexdigest()[:16] if user else "keep")
 
 
 def _start(say: Say) -> Docker:
-    say("no Docker engine runs here; starting one of our own")
-    state.make_base_folder()
-    for name in ("run", "log"):
-        (folder() / name).mkdir(parents=True, exist_ok=True)
-    data_folder().mkdir(parents=True, exist_ok=True)
-    with state.locked(folder()):
-        engine = _own()
-        if keeper.read(folder(), _KEEPER) is None:
-            _unmount()
-            (folder() / "run" / "docker.pid").unlink(missing_ok=True)
-            command = [
-                packages.program("dockerd"),
-                f"--host={engine.host}",
-                f"--data-root={data_folder()}",
-                f"--exec-root={folder() / 'exec'}",
-                f"--pidfile={folder() / 'run' / 'docker.pid'}",
-                "--bridge=none",
-                "--iptables=false",
-                "--ip6tables=false",
-                "--ip-forward=false",
-                "--ip-masq=false",
-            ]
-            path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-            kept = {
-                key: value for key, value in os.environ.items() if "proxy" in key.lower() or "SSL_CERT" in key
-            }
-            keeper.start(folder(), _KEEPER, command, environment={**kept, "PATH": path})
-        deadline = time.monotonic() + 60.0
-        while not engine.answers():
-            if keeper.read(folder(), _KEEPER) is None or time.monotonic() > deadline:
-                words = (folder() / "log" / f"{_KEEPER}.out").read_text(errors="replace").splitlines()[-8:]
-                _stop_now()
-                raise ClusterError(
-                    "\n    ".join(["did not start. The end of its log:", *words]), where="dockerd"
-                )
-            time.sleep(0.1)
+    engine = _own()
+    if keeper.read(folder(), _KEEPER) is None:
+        say("no Docker engine runs here; starting one of our own")
+        data_folder().mkdir(parents=True, exist_ok=True)
+        mounts.unmount_below([folder(), data_folder()])
+        (folder() / "run" / "docker.pid").unlink(missing_ok=True)
+        command = [
+            packages.program("dockerd"),
+            f"--host={engine.host}",
+            f"--data-root={data_folder()}",
+            f"--exec-root={folder() / 'exec'}",
+            f"--pidfile={folder() / 'run' / 'docker.pid'}",
+            "--bridge=none",
+            "--iptables=false",
+            "--ip6tables=false",
+            "--ip-forward=false",
+            "--ip-masq=false",
+        ]
+        path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        kept = {
+            key: value for key, value in os.environ.items() if "proxy" in key.lower() or "SSL_CERT" in key
+        }
+        keeper.start(folder(), _KEEPER, command, environment={**kept, "PATH": path})
+    deadline = time.monotonic() + 60.0
+    while not engine.answers():
+        if keeper.read(folder(), _KEEPER) is None or time.monotonic() > deadline:
+            words = (folder() / "log" / f"{_KEEPER}.out").read_text(errors="replace").splitlines()[-8:]
+            _stop_now()
+            raise ClusterError("\n    ".join(["did not start. The end of its log:", *words]), where="dockerd")
+        time.sleep(0.1)
     return engine
 
 
-def stop_if_unused(say: Say) -> None:
-    """Stop our own engine once no container is left in it, unless it was started to be kept."""
-    if keeper.read(folder(), _KEEPER) is None or (folder() / "keep").exists():
+def release(user: Path, say: Say) -> None:
+    """Take a cluster off the users of our own engine, and stop it with the last one."""
+    if not folder().exists():
         return
-    if _own().try_run(["ps", "--all", "--quiet"]).out.strip() == "":
-        stop(say)
+    with contextlib.suppress(state.TakenDown), state.locked(folder()):
+        _user_file(user).unlink(missing_ok=True)
+        for file in (folder() / "users").iterdir():
+            if file.name != "keep" and not Path(file.read_text()).exists():
+                file.unlink()  # its cluster's folder was deleted by hand
+        if not any((folder() / "users").iterdir()):
+            _stop_now()
+            say("stopped our Docker engine")
 
 
 def stop(say: Say) -> None:
@@ -184,20 +202,10 @@ def _stop_now() -> None:
         while found.is_alive() and time.monotonic() < deadline:
             time.sleep(0.05)
         found.kill()
-    _unmount()
+    mounts.unmount_below([folder(), data_folder()])
     shutil.rmtree(folder())
     with contextlib.suppress(OSError):  # clusters live in it
         folder().parent.rmdir()
-
-
-def _unmount() -> None:
-    """Unmount what a crashed engine left mounted in its folders, innermost first."""
-    places = [f"{place}/" for place in (folder(), data_folder())]
-    with open("/proc/self/mountinfo") as file:
-        points = [line.split()[4].encode().decode("unicode_escape") for line in file]
-    for point in reversed(points):
-        if any(point.startswith(place) for place in places):
-            subprocess.run(["umount", "--lazy", point], check=False, capture_output=True, timeout=30)
 
 
 def describe() -> str:

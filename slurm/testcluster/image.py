@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from testcluster import packages
+from testcluster import mounts, packages, state
 from testcluster.engine import Docker
 from testcluster.errors import ClusterError
 
@@ -36,8 +36,8 @@ def tag(suite: str) -> str:
     return f"unicron-test-cluster:{suite}-{digest.hexdigest()[:12]}"
 
 
-def ensure(docker: Docker, suite: str, say: Say) -> str:
-    """Return the name of the image for `suite`; build it where the engine does not have it."""
+def ensure(docker: Docker, suite: str, cluster: Path, say: Say) -> str:
+    """Return the name of the image for `suite`; build it where it is not there yet."""
     name = tag(suite)
     if docker.try_run(["image", "inspect", name]).code == 0:
         return name
@@ -52,7 +52,7 @@ def ensure(docker: Docker, suite: str, say: Say) -> str:
         return name
     words = pulled.err.strip().splitlines() or ["no answer"]
     say(f"no base image can be pulled ({words[-1]})")
-    _bootstrap(docker, suite, name, say)
+    _bootstrap(docker, suite, name, cluster, say)
     return name
 
 
@@ -102,7 +102,7 @@ def _network_settings() -> Iterator[dict[str, str]]:
         yield environment
 
 
-def _bootstrap(docker: Docker, suite: str, name: str, say: Say) -> None:
+def _bootstrap(docker: Docker, suite: str, name: str, cluster: Path, say: Say) -> None:
     program = packages.program("debootstrap")
     if os.geteuid() != 0 or not program:
         raise ClusterError(
@@ -112,15 +112,15 @@ def _bootstrap(docker: Docker, suite: str, name: str, say: Say) -> None:
     mirror = archive()
     say(f"making the {suite} image from {mirror} by debootstrap (once, about a minute)")
     wanted = ",".join((SOURCE / "packages").read_text().split())
-    # Not below /tmp, which may be mounted without devices or programs.
-    place = Path(tempfile.mkdtemp(prefix="unicron-image-", dir="/var/tmp"))
+    place = _work_folder(cluster)
+    place.mkdir(mode=0o700)
     try:
         root = place / "root"
         command = [program, "--variant=minbase", f"--include={wanted}", suite, str(root), mirror]
         if Path(_KEYRING).exists():
             command.insert(1, f"--keyring={_KEYRING}")
         with _network_settings() as environment:
-            _run(command, environment=environment)
+            _run(command, environment={**environment, state.MARK: str(cluster)})
         for leftover in (
             *(root / "var/cache/apt/archives").glob("*.deb"),
             *(root / "var/lib/apt/lists").glob("*_*"),
@@ -133,6 +133,19 @@ def _bootstrap(docker: Docker, suite: str, name: str, say: Say) -> None:
         )
         _import(docker, root, name)
     finally:
+        clear_work(cluster)
+
+
+def _work_folder(cluster: Path) -> Path:
+    # Not below /tmp, which may be mounted without devices or programs.
+    return Path("/var/tmp") / f"unicron-image-{hashlib.sha256(str(cluster).encode()).hexdigest()[:12]}"
+
+
+def clear_work(cluster: Path) -> None:
+    """Remove what a build for the cluster in `cluster` left, whose processes are dead."""
+    place = _work_folder(cluster)
+    if place.exists():
+        mounts.unmount_below([place])
         shutil.rmtree(place)
 
 

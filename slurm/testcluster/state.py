@@ -24,6 +24,10 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,15}\Z")
 _FILE = "cluster.json"
 
 
+class TakenDown(ClusterError):
+    """The folder went away before it could be locked."""
+
+
 @dataclass(slots=True)
 class State:
     """What a cluster is, written before each thing it creates so that `down` finds it after a crash too."""
@@ -100,14 +104,17 @@ def locked(folder: Path, *, seconds: float = 180.0) -> Iterator[None]:
     """Hold the cluster's folder for this process alone; wait for another command to finish."""
     deadline = time.monotonic() + seconds
     while True:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            raise TakenDown("is not there", where=str(folder)) from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The one before us may have removed the folder while we waited.
             if folder.exists() and os.fstat(descriptor).st_ino == folder.stat().st_ino:
                 break
             os.close(descriptor)
-            raise ClusterError("was taken down meanwhile", where=str(folder))
+            raise TakenDown("was taken down meanwhile", where=str(folder))
         except BlockingIOError:
             os.close(descriptor)
             if time.monotonic() > deadline:

@@ -1,7 +1,8 @@
 """Real Slurm clusters for the tests of this folder, one of each kind per session.
 
-`embedded` and `docker` are the clusters; after each test that used one, its jobs are cancelled and its nodes brought
-back. UNICRON_DOCKER_SUITE chooses the Debian release in the containers: `bookworm` (Slurm 22.05) or `trixie` (24.11).
+`embedded` and `docker` are the clusters; after each test that used one, its jobs are cancelled and its nodes
+brought back. UNICRON_DOCKER_SUITE chooses the Debian release in the containers: `bookworm` (Slurm 22.05) or
+`trixie` (24.11, the default).
 """
 
 from __future__ import annotations

@@ -116,12 +116,13 @@ class TestFailures:
         embedded.exec(["srun", "-w", "n2", "true"])
 
     def test_no_process_outruns_the_kill_by_forking(self, embedded: Cluster) -> None:
-        bomb = "import os, time\nwhile True:\n    if os.fork() == 0:\n        os.setsid() if os.getpid() % 2 else None\n"
-        bomb += "    else:\n        time.sleep(0.002)\n        os._exit(0) if os.getppid() != 1 else None\n"
-        (embedded.shared_dir / "bomb.py").write_text(bomb)
+        # each generation lives 3 ms, an orphan in a session of its own: a list of pids is old when read
+        runner = "import os, time\nwhile os.fork() == 0:\n    os.setsid()\n    time.sleep(0.002)\n"
+        runner += "time.sleep(0.001)\n"
+        (embedded.shared_dir / "runner.py").write_text(runner)
         interpreter = str(PYTHON) if PYTHON.exists() else sys.executable
         job = embedded.exec(
-            ["sbatch", "--parsable", "-w", "n4", f"--wrap={interpreter} -S bomb.py"]
+            ["sbatch", "--parsable", "-w", "n4", f"--wrap={interpreter} -S runner.py; sleep 1000"]
         ).stdout.strip()
         user = {pwd.getpwnam(embedded.status()["user"]).pw_uid}
         until(lambda: "python" in " ".join(names_on(embedded, "n4")), bool)
@@ -148,7 +149,7 @@ class TestFailures:
             embedded.cut_node("n1")
 
     def test_an_unknown_node_is_named_with_those_that_exist(self, embedded: Cluster) -> None:
-        with pytest.raises(ClusterError, match="n9: no such node\n.*n1, n2"):
+        with pytest.raises(ClusterError, match=r"n9: no such node\n.*n1, n2"):
             embedded.kill_node("n9")
 
 
