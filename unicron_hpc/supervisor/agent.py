@@ -85,6 +85,7 @@ class Agent:
         self._commits = RecentCommits()
         self._ballot = Ballot(node)
         self._leader = allocation.nodes[0]
+        self._leader_term = self._ballot.term
         self._leader_heard = time.monotonic()
         self._snapshot: JobSnapshot | None = None
         self._coordinator: Coordinator | None = None
@@ -130,8 +131,8 @@ class Agent:
     # ------------------------------------------------------------ sending
 
     def _post(self, node: str, body: Body) -> None:
-        """Send in the current term."""
-        self._transport.send(node, self._ballot.term, body)
+        """Send in the leader's term."""
+        self._transport.send(node, self._leader_term, body)
 
     def _report(self, body: Body) -> None:
         """Tell the coordinator."""
@@ -148,7 +149,7 @@ class Agent:
                 address=self._transport.address,
                 agent_pid=os.getpid(),
                 slots=self.allocation.slots,
-                epoch=self._snapshot.epoch if self._snapshot else 0,
+                epoch=max(self._snapshot.epoch if self._snapshot else 0, self._ranks.newest_epoch),
                 warm=self._zygote.warm,
                 ranks=self._ranks.states(),
                 commits=self._commits.all(),
@@ -173,20 +174,19 @@ class Agent:
         if isinstance(body, Vote):
             self._on_vote(envelope, body)
             return
-        if envelope.term > self._ballot.term:
-            self._follow(envelope)
+        if isinstance(body, JobSnapshot) and envelope.term > self._leader_term:
+            self._follow(envelope.term, body)
         if isinstance(body, JobSnapshot | Beat | StartRank | StopRank | TellRank | PrepareData | Finish):
-            if envelope.term == self._ballot.term:
-                self._obey(envelope.sender, body)
-            elif self._snapshot is not None:
+            if envelope.term == self._leader_term:
+                self._obey(body)
+            elif envelope.term < self._leader_term and self._snapshot is not None:
                 # A coordinator that was stopped and does not know that it was succeeded.
-                self._transport.send(envelope.sender, self._ballot.term, self._snapshot)
+                self._transport.send(envelope.sender, self._leader_term, self._snapshot)
         elif self._coordinator is not None:
             self._coordinator.handle(envelope.sender, body)
 
     def _obey(
         self,
-        sender: str,
         order: JobSnapshot | Beat | StartRank | StopRank | TellRank | PrepareData | Finish,
     ) -> None:
         self._leader_heard = time.monotonic()
@@ -335,6 +335,7 @@ class Agent:
 
     def _win(self) -> None:
         predecessor = self._leader
+        self._leader_term = self._ballot.term
         log.warning("elected coordinator in term %d", self._ballot.term)
         self._leader = self.node
         self._coordinate(predecessor)
@@ -353,21 +354,19 @@ class Agent:
             addresses=lambda: directory.addresses(self.run_folder),
             own_node_well=lambda: this_node_is_well(self.allocation, self.node),
         )
-        self._coordinator.start(self._ballot.term)
+        self._coordinator.start(self._leader_term)
 
-    def _follow(self, envelope: Envelope) -> None:
-        """Somebody speaks in a higher term: whoever was coordinator here is so no more."""
-        self._ballot.saw(envelope.term)
-        if not isinstance(envelope.body, JobSnapshot):
-            return
+    def _follow(self, term: int, snapshot: JobSnapshot) -> None:
+        """Somebody was elected in a higher term: whoever coordinated before does so no more."""
+        self._ballot.saw(term)
         if self._coordinator:
-            log.warning("%s coordinates now (term %d); stepping down", envelope.body.coordinator, envelope.term)
+            log.warning("%s coordinates now (term %d); stepping down", snapshot.coordinator, term)
             self._coordinator.close()
             self._coordinator = None
-        self._leader = envelope.body.coordinator
+        self._leader, self._leader_term = snapshot.coordinator, term
         self._leader_heard = time.monotonic()
-        self._snapshot = envelope.body
-        self._transport.learn({m.node: m.address for m in envelope.body.members if m.node != self.node})
+        self._snapshot = snapshot
+        self._transport.learn({m.node: m.address for m in snapshot.members if m.node != self.node})
         self._join()
 
 

@@ -107,6 +107,8 @@ class Coordinator:
         self._data_asked: set[str] = set()
         self._over = False
         self._unconfirmed: float | None = None
+        self._unheard: set[str] = set()
+        self._takeover_until: float | None = None
         self._held_back: list[tuple[str, Body]] = []
         self._ending: asyncio.Task[None] | None = None
         self._tasks: dict[str, TaskControl] = {}
@@ -134,9 +136,9 @@ class Coordinator:
         for known in self._snapshot.tasks:
             if known.name in self._tasks:
                 self._tasks[known.name].adopt(known)
+        self._unheard = {node.name for node in self._members.alive()}
+        self._takeover_until = now + self._settings.recovery.node_timeout
         self.changed()
-        if self._predecessor is not None and (node := self._members.get(self._predecessor)):
-            self._lose(node, Evidence(LOST_CONNECTION, Method.NODE_HEALTH, node.name, None, "coordinator silent"))
 
     def close(self) -> None:
         """Leave office; files are closed, nothing is decided any more."""
@@ -162,7 +164,8 @@ class Coordinator:
         node.heard = time.monotonic()
         if self._over:
             return
-        if self._unconfirmed is not None and not isinstance(body, Heartbeat):
+        waiting = self._unconfirmed is not None or self._takeover_until is not None
+        if waiting and not isinstance(body, Heartbeat | Join):
             self._held_back.append((sender, body))
             return
         self._dispatch(node, body)
@@ -205,6 +208,10 @@ class Coordinator:
         if self._unconfirmed is not None:
             self._confirm(now)
             return
+        if self._takeover_until is not None:
+            if self._unheard - {self._predecessor} and now < self._takeover_until:
+                return
+            self._take_over()
         for node in self._members.silent(now, recovery.node_timeout):
             if node.name != self._node:
                 silence = f"no heartbeat for {now - (node.heard or now):.2f} s"
@@ -215,6 +222,26 @@ class Coordinator:
             self._try_to_start(now)
         for task in self._tasks.values():
             task.tick(now)
+
+    def _take_over(self) -> None:
+        """Everybody has told what runs on his node (or had the time to): go on from there."""
+        self._takeover_until = None
+        predecessor = self._members.get(self._predecessor) if self._predecessor else None
+        evidence = Evidence(
+            LOST_CONNECTION, Method.NODE_HEALTH, self._predecessor or "", None, "the coordinator went silent"
+        )
+        if predecessor is not None and predecessor.name in self._unheard:
+            self._lose(predecessor, evidence)
+        if self._training and not self._over:
+            # The predecessor may have died in the middle of a transition: only a new epoch is certain.
+            for task in self._tasks.values():
+                task.on_coordinator_change(evidence)
+        self._replay()
+
+    def _replay(self) -> None:
+        held, self._held_back = self._held_back, []
+        for sender, body in held:
+            self.handle(sender, body)
 
     def stalled(self, seconds: float) -> None:
         """This process did not run for a while: others' silence proves nothing, and our office may be gone."""
@@ -232,14 +259,13 @@ class Coordinator:
         votes = self._members.heard_since(self._unconfirmed)
         if verdict(votes, len(alive)) is Verdict.WON:
             self._unconfirmed = None
-            held, self._held_back = self._held_back, []
-            for sender, body in held:
-                self.handle(sender, body)
+            self._replay()
         elif now - self._unconfirmed > self._settings.recovery.startup_timeout:
             self.fail("this coordinator lost contact with the majority of its nodes")
 
     def _on_join(self, node: Node, join: Join) -> None:
         first = not node.joined or node.agent_pid != join.agent_pid
+        self._unheard.discard(node.name)
         node.address, node.agent_pid, node.slots = join.address, join.agent_pid, join.slots
         node.heard = time.monotonic()
         node.warm = join.warm

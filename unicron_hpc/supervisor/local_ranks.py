@@ -63,6 +63,7 @@ class LocalRanks:
         self._ranks: dict[Seat, _LocalRank] = {}
         self._starting: dict[Seat, RankAddress] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.newest_epoch = 0  # the highest that any order named: a new coordinator must begin above it
 
     def states(self) -> tuple[RankState, ...]:
         """Every live rank, for a coordinator that has to be told."""
@@ -92,6 +93,8 @@ class LocalRanks:
 
     def tell(self, address: RankAddress, order: ToRank) -> None:
         """Pass an order on; one for a process that is gone is dropped (its death is reported)."""
+        if isinstance(order, Cut):
+            self.newest_epoch = max(self.newest_epoch, order.epoch)
         rank = self._ranks.get(address.seat)
         if rank is None or rank.address != address or rank.writer is None:
             return

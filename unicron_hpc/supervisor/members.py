@@ -55,7 +55,8 @@ class Members:
         """Take over a predecessor's knowledge; every node that was alive gets a fresh deadline."""
         for member in members:
             node = self._nodes.setdefault(member.node, Node(member.node, member.role))
-            node.role, node.address, node.agent_pid = member.role, member.address, member.agent_pid
+            node.role, node.address, node.slots = member.role, member.address, member.slots
+            node.agent_pid = member.agent_pid
             if member.role is not Role.LOST and member.address:
                 node.heard = now
 
@@ -81,4 +82,4 @@ class Members:
         return sum(1 for n in self if n.alive and n.heard is not None and n.heard >= moment)
 
     def snapshot(self) -> tuple[Member, ...]:
-        return tuple(Member(n.name, n.address, n.role, n.agent_pid) for n in self)
+        return tuple(Member(n.name, n.address, n.role, n.agent_pid, n.slots) for n in self)

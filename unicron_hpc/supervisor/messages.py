@@ -26,6 +26,7 @@ class Member(msgspec.Struct, frozen=True):
     address: str
     role: Role
     agent_pid: int
+    slots: int
 
 
 class RankState(msgspec.Struct, frozen=True):

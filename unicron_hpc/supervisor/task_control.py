@@ -208,6 +208,11 @@ class TaskControl:
         if concerned and not self.finished:
             self._fault(evidence)
 
+    def on_coordinator_change(self, evidence: Evidence) -> None:
+        """A new coordinator took over: begin an epoch of its own, unless the loss of the node did already."""
+        if not self.finished and not self.in_transition:
+            self._fault(evidence)
+
     def on_said(self, message: RankSaid) -> None:
         """A rank speaks."""
         process = self.seats.find(message.rank)
