@@ -156,7 +156,9 @@ def test_a_missing_section_and_a_missing_key_are_named() -> None:
 
 
 def test_all_problems_are_listed_at_once_in_the_order_of_the_file() -> None:
-    text = changed("nodes: 4", "nodes: x").replace("hidden_size: 64", "hidden_size: 65").replace("lr:", "lrr:")
+    text = (
+        changed("nodes: 4", "nodes: x").replace("hidden_size: 64", "hidden_size: 65").replace("lr:", "lrr:")
+    )
     found = problems(text, ["recovery.node_timeout=0.1"])
     assert [line.split(":")[1] for line in found[:4]] == ["3", "7", "11", "14"]
     assert found[4].startswith("--set recovery.node_timeout=0.1: node_timeout 0.1 s leaves no room")
@@ -177,7 +179,13 @@ def test_a_section_whose_lines_are_all_comments_is_empty() -> None:
 
 
 def test_set_replaces_adds_and_reaches_into_tasks() -> None:
-    overrides = ["train.lr=5e-4", "slurm.time=72:00:00", "slurm.exclude=[n1, n2]", "recovery.drain=no", "tasks.1.weight=3"]
+    overrides = [
+        "train.lr=5e-4",
+        "slurm.time=72:00:00",
+        "slurm.exclude=[n1, n2]",
+        "recovery.drain=no",
+        "tasks.1.weight=3",
+    ]
     settings = load_text(VALID + TASKS, overrides)
     assert settings.slurm.time_seconds == 259200
     assert settings.slurm.exclude == "n1,n2"
@@ -217,9 +225,13 @@ def test_variables_in_paths_are_expanded(monkeypatch: pytest.MonkeyPatch) -> Non
     context = Context(Path("/work"), Path("/here"))
 
     def run_dir(value: str) -> str:
-        with pytest.raises(SettingsError, match="no file /work/sub/corpus.txt"):
+        with pytest.raises(SettingsError, match=r"no file /work/sub/corpus\.txt"):
             loads(text + value, "t.yaml", context)
-        return str(loads(text.replace("text: sub/corpus.txt", f"text: {__file__}") + value, "t.yaml", context).run_dir)
+        return str(
+            loads(
+                text.replace("text: sub/corpus.txt", f"text: {__file__}") + value, "t.yaml", context
+            ).run_dir
+        )
 
     assert run_dir(line) == "/scratch/u/logs"
     assert run_dir("run_dir: ${SCRATCH}x") == "/scratch/ux"
@@ -253,7 +265,10 @@ def test_a_data_path_needs_both_files_of_an_indexed_dataset(tmp_path: Path) -> N
 
 def test_a_bare_name_of_a_program_is_looked_up_in_the_job() -> None:
     assert load_text(changed("nodes: 4", "nodes: 4\n  python: python3")).slurm.python == "python3"
-    assert load_text(changed("nodes: 4", "nodes: 4\n  python: env/bin/python")).slurm.python == "/work/env/bin/python"
+    assert (
+        load_text(changed("nodes: 4", "nodes: 4\n  python: env/bin/python")).slurm.python
+        == "/work/env/bin/python"
+    )
 
 
 def test_settings_are_frozen() -> None:
@@ -265,7 +280,9 @@ def test_no_option_is_both_known_and_refused() -> None:
     assert not set(SlurmSettings.REFUSED) & set(SlurmSettings.model_fields)
 
 
-_WORDS = st.sampled_from(["x", "no", "0123", "1e5", "72:00:00", "a: b", "# c", "'q'", '"', "null", "ü", "[a", "~"])
+_WORDS = st.sampled_from(
+    ["x", "no", "0123", "1e5", "72:00:00", "a: b", "# c", "'q'", '"', "null", "ü", "[a", "~"]
+)
 
 
 @hypothesis_settings(max_examples=40, deadline=None)

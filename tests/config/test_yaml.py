@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -75,7 +74,9 @@ def test_a_hostlist_may_be_a_list() -> None:
     assert load_text(_in_slurm("exclude: n[1-3],login")).slurm.exclude == "n[1-3],login"
 
 
-@pytest.mark.parametrize("text", [case("yaml-13")[0], "\n\n", "# nothing\n", "---\n", "---\n...\n", "null", "\ufeff"])
+@pytest.mark.parametrize(
+    "text", [case("yaml-13")[0], "\n\n", "# nothing\n", "---\n", "---\n...\n", "null", "\ufeff"]
+)
 def test_an_empty_file_is_said_to_be_empty(tmp_path: Path, text: str) -> None:
     file = tmp_path / "t.yaml"
     file.write_text(text, encoding="utf-8")
@@ -150,5 +151,3 @@ def test_a_file_that_is_not_there_suggests_one_that_is(tmp_path: Path) -> None:
     assert str(tmp_path / "train.yaml") in caught.value.hint
     with pytest.raises(SettingsError, match="is not a file"):
         load(tmp_path)
-
-

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from tests.slurm.field_cases import case
 
+from tests.slurm.field_cases import case
 from unicron_hpc.errors import SlurmError
 from unicron_hpc.slurm.commands import Completed
 from unicron_hpc.slurm.drain import drain, drain_reason

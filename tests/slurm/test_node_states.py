@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.slurm.field_cases import cases
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.slurm.field_cases import cases
 from unicron_hpc.slurm.states import NODE_BASES, NODE_FLAGS, parse_node_state
 
 
@@ -40,7 +40,12 @@ def test_what_a_state_means_for_us(
     text: str, base: str, responding: bool, usable: bool, draining: bool
 ) -> None:
     state = parse_node_state(text)
-    assert (state.base, state.responding, state.usable, state.draining) == (base, responding, usable, draining)
+    assert (state.base, state.responding, state.usable, state.draining) == (
+        base,
+        responding,
+        usable,
+        draining,
+    )
 
 
 @given(st.text())

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.slurm.field_cases import case, cases
 
+from tests.slurm.field_cases import case, cases
 from unicron_hpc.errors import SlurmError
 from unicron_hpc.slurm import parsing
 from unicron_hpc.slurm.parsing import ExitCode
@@ -87,9 +87,7 @@ def test_squeue_json_without_jobs_is_empty(document: object) -> None:
     assert parsing.parse_squeue_json(document) == {}
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"), [c for c in cases("version") if isinstance(c.values[0], str)]
-)
+@pytest.mark.parametrize(("text", "expected"), [c for c in cases("version") if isinstance(c.values[0], str)])
 def test_versions(text: str, expected: dict[str, Any]) -> None:
     assert list(parsing.parse_version(text)) == expected["version"]
 
@@ -116,7 +114,9 @@ def test_recorded_scontrol_output(version: str) -> None:
 
 
 def test_a_job_cannot_pass_for_another_through_its_comment() -> None:
-    line = "JobId=1 JobName=x JobState=FAILED NodeList=n1 ExitCode=1:0 Comment=x JobState=COMPLETED NodeList=n9"
+    line = (
+        "JobId=1 JobName=x JobState=FAILED NodeList=n1 ExitCode=1:0 Comment=x JobState=COMPLETED NodeList=n9"
+    )
     job = parsing.parse_show_job(line)["1"]
     assert (job.state.name, job.nodes) == ("FAILED", ("n1",))
 

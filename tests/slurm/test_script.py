@@ -35,7 +35,8 @@ GOLDEN_CASES: dict[str, tuple[str, ...]] = {
         "slurm.kill_on_invalid_dep=true",
     ),
     "setup": (
-        "slurm.setup=['module load python/3.11', 'source \"$HOME/my env/bin/activate\"', 'export A=`hostname`']",
+        "slurm.setup=['module load python/3.11', 'source \"$HOME/my env/bin/activate\"', "
+        "'export A=`hostname`']",
         "slurm.python=python3",
     ),
     "odd-folder": ("run_dir=/scratch/100% mine/runs",),
@@ -44,7 +45,9 @@ GOLDEN_CASES: dict[str, tuple[str, ...]] = {
 
 @pytest.mark.parametrize("name", GOLDEN_CASES)
 def test_scripts_are_as_recorded(name: str) -> None:
-    text = render(settings(*GOLDEN_CASES[name]), _STAGED, source="train.yaml", python="/opt/python/bin/python")
+    text = render(
+        settings(*GOLDEN_CASES[name]), _STAGED, source="train.yaml", python="/opt/python/bin/python"
+    )
     assert text.replace(__version__, "VERSION") == (_GOLDEN / f"{name}.sh").read_text("utf-8")
 
 
@@ -86,7 +89,7 @@ def test_a_value_stays_in_its_line_or_is_refused(value: str) -> None:
         assert shlex.split(line, comments=True) == [f"--comment={value}"]
 
 
-@pytest.mark.parametrize("value", ["a\nb", "a\n#SBATCH --uid=0", "it's \"both\"", "back\\slash", "\x00"])
+@pytest.mark.parametrize("value", ["a\nb", "a\n#SBATCH --uid=0", 'it\'s "both"', "back\\slash", "\x00"])
 def test_what_a_line_cannot_carry_is_refused(value: str) -> None:
     with pytest.raises(ConfigError):
         quoted(f"--comment={value}")
@@ -110,6 +113,8 @@ def test_a_job_name_with_a_slash_or_space_is_refused() -> None:
 
 
 def test_flags_and_values_of_sbatch_are_written_as_sbatch_wants_them() -> None:
-    options = sbatch_options(settings(option("hold", "true"), option("exclusive", "user"), option("nice", "-5")))
+    options = sbatch_options(
+        settings(option("hold", "true"), option("exclusive", "user"), option("nice", "-5"))
+    )
     assert {"--hold", "--exclusive=user", "--nice=-5"} <= set(options)
     assert not any(o.startswith(("--requeue", "--no-requeue", "--oversubscribe")) for o in options)

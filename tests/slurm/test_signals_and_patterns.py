@@ -6,10 +6,10 @@ import signal
 from typing import Any
 
 import pytest
-from tests.slurm.field_cases import case, cases
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.slurm.field_cases import case, cases
 from unicron_hpc.errors import ConfigError
 from unicron_hpc.slurm.patterns import expand_pattern, literal
 from unicron_hpc.slurm.signals import SignalSpec, parse_signal

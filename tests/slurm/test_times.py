@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.slurm.field_cases import cases
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.slurm.field_cases import cases
 from unicron_hpc.errors import ConfigError
 from unicron_hpc.slurm.times import format_time, parse_time, parse_time_left
 
@@ -25,7 +25,9 @@ def test_what_is_no_time_is_refused_and_named(text: str, expected: dict[str, Any
     assert repr(text) in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", ":", "1-", "-", "1:2:3:4", "1-2:3:4:5", "1d", "1.5", "٣", "1 2", "INVALID"])
+@pytest.mark.parametrize(
+    "text", ["", ":", "1-", "-", "1:2:3:4", "1-2:3:4:5", "1d", "1.5", "٣", "1 2", "INVALID"]
+)
 def test_other_forms_are_no_limit_either(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_time(text)

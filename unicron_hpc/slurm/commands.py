@@ -80,11 +80,7 @@ def run(
             check=False,
         )
     except FileNotFoundError as error:
-        raise SlurmError(
-            f"command not found: {argv[0]}",
-            where=where,
-            hint="Slurm's commands must be in PATH; `--cluster local` runs without Slurm",
-        ) from error
+        raise not_found(argv[0]) from error
     except subprocess.TimeoutExpired as error:
         raise SlurmError(f"no answer within {timeout:g} s", where=where) from error
     except OSError as error:
@@ -94,4 +90,12 @@ def run(
         done.stdout.decode(errors="replace"),
         done.stderr.decode(errors="replace"),
         done.returncode,
+    )
+
+
+def not_found(command: str) -> SlurmError:
+    """The error for a command that is not there."""
+    return SlurmError(
+        f"command not found: {command}",
+        hint="Slurm's commands must be in PATH; `unicron-sbatch --cluster local` runs without Slurm",
     )

@@ -1,16 +1,18 @@
 """Ending a job well when the node of its batch script is dead.
 
-Slurm takes a batch job's result from the batch script's node. With `--no-kill` a job outlives that node, and then
-nobody reports a result: after the last step has ended the job stays RUNNING until its time limit. Tried on real
-clusters (22.05.8), as a plain user, job submitted with --no-kill, batch node killed, a step alive on another node:
+Slurm takes a batch job's result from the batch script's node. With `--no-kill` a job outlives that node,
+and then nobody reports a result: after the last step has ended the job stays RUNNING until its time limit.
+Tried on real clusters (22.05.8), as a plain user, job submitted with --no-kill, batch node killed, a step
+alive on another node:
 
 - `scancel JOB` ends it, as CANCELLED;
 - cancelling or ending its steps leaves it RUNNING;
-- libslurm's `slurm_complete_job(job_id, status)` from a surviving node ends it at once as COMPLETED for status 0
-  (exit code 0:0), as FAILED with exit code n:0 for status n << 8. slurmctld lets the job's owner do that.
+- libslurm's `slurm_complete_job(job_id, status)` from a surviving node ends it at once as COMPLETED for
+  status 0 (exit code 0:0), as FAILED with exit code n:0 for status n << 8. slurmctld lets the job's owner
+  do that.
 
-No command offers that call, so it is made through ctypes, in a process of its own: libslurm ends its process
-when something is wrong. Ending the job kills the job's steps, the caller's too: call it last.
+No command offers that call, so it is made through ctypes, in a process of its own: libslurm ends its
+process when something is wrong. Ending the job kills the job's steps, the caller's too: call it last.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 
 from unicron_hpc.errors import SlurmError
@@ -90,8 +89,3 @@ def default_partition(env: Mapping[str, str] | None = None) -> str:
         return ""
     names = (line.strip() for line in told.stdout.splitlines())
     return next((name[:-1] for name in names if name.endswith("*")), "")
-
-
-def is_available() -> bool:
-    """Whether Slurm's commands are in PATH."""
-    return any(os.access(os.path.join(d, "sbatch"), os.X_OK) for d in os.get_exec_path())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from unicron_hpc.slurm.environment import scrubbed
 
 #: The job was certainly not taken when sbatch says this, so it may be tried again.
 _UNREACHABLE = "Unable to contact slurm controller"
+#: sbatch is installed, but no cluster is: there is nobody who could refuse.
+_NO_CLUSTER = "Could not establish a configuration source"
 _WAITS = (1.0, 2.0, 4.0, 8.0)
 
 
@@ -104,6 +107,8 @@ def submit(
         When slurmctld cannot be reached.
     """
     clean, warnings = scrubbed(env)
+    if shutil.which("sbatch", path=clean.get("PATH")) is None:
+        raise commands.not_found("sbatch")
     check_size(request.settings, queries.partition_sizes(clean), queries.default_partition(clean))
     staged = stage(request)
     path = staged / "submission.sh"
@@ -154,6 +159,10 @@ def check_size(settings: Settings, sizes: Mapping[str, int], default: str) -> No
 
 def _refusal(done: Completed, path: Path) -> SlurmError:
     words = done.words or f"sbatch ended with exit code {done.code} and said nothing"
+    if _NO_CLUSTER in words:
+        return SlurmError(
+            words, hint="this machine belongs to no Slurm cluster; --cluster local runs without"
+        )
     if _UNREACHABLE in words:
         return SlurmError(words, hint=f"nothing was submitted; the script is {path}")
     return SubmissionRefused(words, hint=f"nothing was submitted; the script is {path}")
