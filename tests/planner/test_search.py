@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_brute import all_layouts
-from planner_works import nodes, works
 
+from tests.planner.brute import all_layouts
+from tests.planner.works import nodes, works
 from unicron_hpc.errors import PlanError
 from unicron_hpc.planner import legal
 from unicron_hpc.planner.search import search

@@ -24,6 +24,8 @@ TIE = 1e-9
 #: Margin for rounding where choices are discarded, relative to the largest reward.
 ROUNDING = 1e-14
 
+#: Relative precision of the price; a coarser one would only leave more choices to the programme.
+PRICE_PRECISION = 1e-13
 #: Prices tried around the best one.
 PRICES = (0.95, 0.999, 1.0, 1.001, 1.01, 1.1)
 
@@ -83,7 +85,8 @@ def _reduced(rewards: FloatArray, capacity: int, margin: float) -> BoolArray:
         high = float(np.abs(rewards[np.isfinite(rewards)]).max()) / (capacity + 1)
         while int(_asked(priced(high)).sum()) > capacity:
             low, high = high, 4 * high
-        while low < (middle := (low + high) / 2) < high:
+        while high - low > PRICE_PRECISION * high:
+            middle = (low + high) / 2
             if int(_asked(priced(middle)).sum()) > capacity:
                 low = middle
             else:

@@ -26,8 +26,8 @@ from unicron_hpc.planner.work import NodeSlots, TaskWork
 
 #: Times at which mixed depths are tried, and tensor degrees and sizes that get to try.
 SAMPLES, SAMPLED_SCOPES = 48, 2
-#: Up to this many nodes every point of the curve comes from the full search.
-SEARCHED_NODES = 16
+#: Curves of at most this many nodes come point by point from the full search.
+SEARCHED_NODES = 32
 
 
 class Curve(msgspec.Struct, frozen=True):
@@ -48,9 +48,7 @@ class Curve(msgspec.Struct, frozen=True):
     state_bytes: FloatArray
 
 
-def throughput(
-    work: TaskWork, most: int, slots: int, *, previous: Layout | None = None, searched: int = SEARCHED_NODES
-) -> Curve:
+def throughput(work: TaskWork, most: int, slots: int, *, previous: Layout | None = None) -> Curve:
     """The task's curve for 0 .. `most` nodes of `slots` ranks.
 
     Parameters
@@ -61,8 +59,6 @@ def throughput(
         Largest number of nodes, and ranks on each.
     previous
         Its running layout, which fixes tensor degree and micro-batch size.
-    searched
-        Up to this many nodes the full search is used.
     """
     seconds = np.full(most + 1, np.inf)
     held = np.zeros(most + 1)
@@ -79,7 +75,7 @@ def throughput(
     for points, part in won[:SAMPLED_SCOPES]:
         if points:
             _mixed(part, slots // part.tensor, seconds, held)
-    for count in range(1, min(most, searched) + 1):
+    for count in range(1, most + 1 if most <= SEARCHED_NODES else 1):
         try:
             best = candidates(work, nodes[:count], previous)[0]
         except PlanError:

@@ -97,17 +97,30 @@ class Depths:
     @cached_property
     def least_parameters(self) -> FloatArray:
         """Parameters of the fullest rank in the partition that keeps them lowest, index depth - 1."""
+        return self._least_parameters(self._caps)
+
+    def least_parameters_at(self, each: FloatArray) -> FloatArray:
+        """The same among partitions whose seconds per micro-batch do not exceed `each` (by depth)."""
+        extra = np.full((len(each), len(each)), self.costs.stage)
+        extra[:, 0] += self.costs.first
+        at = np.arange(len(each))
+        extra[at, at] += self.costs.last
+        finite = np.where(np.isfinite(each), each - self.links, 0.0)[:, None]
+        room = np.floor((finite / self.slowdown - extra) / self.costs.layer * (1 + EPSILON) + EPSILON)
+        return self._least_parameters(np.minimum(self._caps, np.maximum(room, 0)).astype(np.int64))
+
+    def _least_parameters(self, most: IntArray) -> FloatArray:
         costs = self.costs
-        most = slowest_stage(
+        least = slowest_stage(
             self.num_layers,
             costs.layer_parameters,
             costs.first_parameters,
             costs.last_parameters,
-            self._caps,
+            most,
         )
-        if self.tied and np.isfinite(most[0]):
-            most[0] -= costs.last_parameters
-        return np.where(np.isfinite(self.through), most, np.inf)
+        if self.tied and np.isfinite(least[0]):
+            least[0] -= costs.last_parameters
+        return np.where(np.isfinite(self.through), least, np.inf)
 
     def counts(self, depth: int) -> tuple[int, ...]:
         """Layers per stage of the best partition into `depth` stages."""

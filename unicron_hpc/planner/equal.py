@@ -9,7 +9,7 @@ import numpy as np
 from unicron_hpc.planner.candidate import Candidate
 from unicron_hpc.planner.cost import most_parameters
 from unicron_hpc.planner.depths import Depths
-from unicron_hpc.planner.partition import EPSILON
+from unicron_hpc.planner.partition import EPSILON, FloatArray
 from unicron_hpc.planner.replicas import Mix, fastest_mix, lower_bound
 from unicron_hpc.planner.scope import Scope, kinds_of
 
@@ -65,27 +65,60 @@ def _equal_sets(scope: Scope, free: Depths) -> list[Mix]:
 
 def _exhaustive(scope: Scope, best: float) -> list[Candidate]:
     """Every cap on a rank's parameters and every largest number of replicas, as far as bounds leave open."""
-    groups, micro_batches, costs = len(scope.bench.places), scope.micro_batches, scope.costs
-    first, last = costs.first_parameters, costs.last_parameters
-    caps = {
-        k * costs.layer_parameters + end
-        for k in range(1, scope.work.num_layers + 1)
-        for end in (0.0, first, last, first + last)
-    }
+    groups, micro_batches = len(scope.bench.places), scope.micro_batches
+    levels = _levels(scope)
     found: list[Candidate] = []
-    for cap in sorted(caps, reverse=True):
-        depths = scope.depths(scope.bench.slowdown[0], cap)
-        least = lower_bound(depths.through, depths.each, groups, micro_batches)
-        if not math.isfinite(least):
-            break
-        for replicas in range(1, min(groups, micro_batches) + 1):
-            if least + scope.sync(depths.least_parameters.min(), replicas) >= best * (1 - EPSILON):
+    for cap in sorted({float(q) for _, least in levels for q in least if math.isfinite(q)}, reverse=True):
+        through, each, table = _under(levels, cap)
+        whole = fastest_mix(through, each, groups, micro_batches)
+        if whole is None:
+            continue
+        number = np.arange(1, min(groups, micro_batches) + 1)
+        # With d replicas one of them has at least 1/d of the micro-batches.
+        share = -(-micro_batches // number)
+        fits = np.isfinite(through)
+        alone = (through[fits] + (share[:, None] - 1) * each[fits]).min(axis=1)
+        # Pipelines as fast as without any limit, and a gradient sum over so many replicas: no fewer seconds.
+        least = np.maximum(alone, whole[0]) + scope.sync(cap, number)
+        for k in np.argsort(least, kind="stable").tolist():
+            if least[k] >= best * (1 - EPSILON):
                 break
-            mix = fastest_mix(depths.through, depths.each, groups, micro_batches, replicas=replicas)
+            mix = fastest_mix(through, each, groups, micro_batches, replicas=k + 1)
             if mix is not None:
-                found.append(scope.candidate(kinds_of(depths, mix[1])))
+                kinds = [kind for p, n in mix[1] for kind in kinds_of(levels[table[p - 1]][0], ((p, n),))]
+                found.append(scope.candidate(kinds))
                 best = min(best, found[-1].seconds)
     return found
+
+
+def _levels(scope: Scope) -> list[tuple[Depths, FloatArray]]:
+    """Per depth, all useful trades of pipeline speed for fewer parameters on the fullest rank.
+
+    Level 0 has the fastest pipelines, each with as few parameters as that speed allows; every further level
+    asks for fewer parameters than the level before. With each: the parameters of the fullest rank, by depth.
+    """
+    slowdown = scope.bench.slowdown[0]
+    found: list[tuple[Depths, FloatArray]] = []
+    cap: float | FloatArray = math.inf
+    while True:
+        fastest = scope.depths(slowdown, cap)
+        if not np.isfinite(fastest.through).any():
+            return found
+        least = fastest.least_parameters_at(fastest.each)
+        found.append((scope.depths(slowdown, least), least))
+        cap = np.where(np.isfinite(least), least * (1 - 1e-6), 0.0)
+
+
+def _under(levels: list[tuple[Depths, FloatArray]], cap: float) -> tuple[FloatArray, FloatArray, list[int]]:
+    """For each depth the fastest pipeline with at most `cap` parameters: (through, each, its level)."""
+    least = np.stack([least for _, least in levels])
+    ok = least <= cap * (1 + EPSILON)
+    level = ok.argmax(axis=0)
+    at = np.arange(least.shape[1])
+    through = np.stack([depths.through for depths, _ in levels])[level, at]
+    each = np.stack([depths.each for depths, _ in levels])[level, at]
+    fits = ok.any(axis=0)
+    return np.where(fits, through, np.inf), np.where(fits, each, np.inf), [int(k) for k in level]
 
 
 def _likely(scope: Scope, free: Depths, best: float) -> list[Candidate]:
