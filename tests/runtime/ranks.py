@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import os
 import queue
 import signal
 import threading
 import traceback
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from tests.runtime.folder_store import FolderStore
 from unicron_hpc.config.sections import CheckpointSettings, DataSettings, ModelSettings, TrainSettings
 from unicron_hpc.config.settings import TaskSettings
 from unicron_hpc.planner.layout import Layout, Replica, Seat, Stage
@@ -24,8 +26,9 @@ from unicron_hpc.planner.movement import Move
 from unicron_hpc.planner.units import holders
 from unicron_hpc.runtime.engine import Engine
 from unicron_hpc.runtime.orders import Holdings, PendingCommit, Phase, Rebuild
+from unicron_hpc.runtime.store import ControlStore
 
-PATIENCE = 30.0
+PATIENCE = 10.0
 
 
 def small_task(**changes: Any) -> TaskSettings:
@@ -127,7 +130,7 @@ class Rank:
 
     def __init__(self, task: TaskSettings, data: Any, store: Path, **engine: Any) -> None:
         ours, theirs = Pipe()
-        self._pipe = ours
+        self.pipe = ours
         self.pid = os.fork()
         if self.pid == 0:
             status = 1
@@ -145,12 +148,14 @@ class Rank:
         self._alive = True
 
     def send(self, name: str, *arguments: Any) -> None:
-        self._pipe.send((name, arguments))
+        self.pipe.send((name, arguments))
 
     def answer(self) -> Answer:
-        if not self._pipe.poll(PATIENCE):
+        if not self.pipe.poll(PATIENCE):
+            os.kill(self.pid, signal.SIGUSR1)  # its stacks go to stderr
+            self.pipe.poll(1.0)
             raise TimeoutError(f"rank process {self.pid} did not answer")
-        return self._pipe.recv()
+        return self.pipe.recv()
 
     def ask(self, name: str, *arguments: Any) -> Any:
         self.send(name, *arguments)
@@ -169,7 +174,7 @@ class Rank:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
-            self._pipe.close()
+            self.pipe.close()
 
 
 def _serve(
@@ -177,8 +182,14 @@ def _serve(
 ) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # die with the test
     torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR1)
     engine = Engine(task, data, **engine_options)
     commands: queue.Queue[tuple[str, tuple[Any, ...]]] = queue.Queue()
+
+    over = [0]
+
+    def meeting_place(epoch: int) -> ControlStore:
+        return ControlStore(FolderStore(Path(f"{store}-{epoch}"), lambda: over[-1] > epoch).ask)
 
     def listen() -> None:
         while True:
@@ -187,17 +198,19 @@ def _serve(
             except (EOFError, OSError):
                 os._exit(0)
             if name == "cut":
+                over.append(arguments[0])
                 engine.cut(*arguments)
             else:
                 commands.put((name, arguments))
 
     threading.Thread(target=listen, daemon=True).start()
     actions = {
-        "rebuild": lambda order: engine.rebuild(order, dist.FileStore(f"{store}-{order.epoch}")),
+        "rebuild": lambda order: engine.rebuild(order, meeting_place(order.epoch)),
         "run": lambda count: [engine.run_iteration() for _ in range(count)],
         "holdings": lambda: engine.holdings(),
         "weights": lambda: {k: (s.iteration, s.flat.tolist()) for k, s in engine.snapshot().items()},
         "damage": lambda: _damage_digests(),
+        "stall_commit": lambda spared: _stall_commit(engine, spared),
     }
     while True:
         name, arguments = commands.get()
@@ -213,6 +226,26 @@ def _damage_digests() -> None:
     from unicron_hpc.runtime import migration
 
     migration._digest_words = lambda state: [1, 2]
+
+
+class Stalled(Exception):
+    """Stands for a cut that comes while a rank is in the commit's reduction."""
+
+
+def _stall_commit(engine: Engine, spared: int) -> None:
+    """The next commit's reduction takes place, but only rank `spared` learns its result."""
+    from unicron_hpc.runtime import commit
+
+    agree = commit.agree
+
+    def stalled(own: commit.Totals, device: torch.device) -> commit.Totals:
+        totals = agree(own, device)
+        commit.agree = agree
+        if dist.get_rank() != spared:
+            raise Stalled
+        return totals
+
+    commit.agree = stalled
 
 
 @dataclass
@@ -249,7 +282,21 @@ class World:
 
     def try_rebuild(self, plan: Layout, iteration: int = 0, **order: Any) -> list[Answer]:
         self.send_rebuild(plan, iteration, **order)
-        return [process.answer() for process in self.ranks]
+        waiting = {process.pipe: rank for rank, process in enumerate(self.ranks)}
+        answers: dict[int, Answer] = {}
+        while waiting:
+            ready = wait(list(waiting), PATIENCE)
+            if not ready:
+                for rank in waiting.values():
+                    os.kill(self.ranks[rank].pid, signal.SIGUSR1)  # their stacks go to stderr
+            assert ready, f"no answer from ranks {sorted(waiting.values())}"
+            for pipe in ready:
+                rank = waiting.pop(pipe)
+                answers[rank] = self.ranks[rank].answer()
+                if answers[rank].error:  # the others would wait for it
+                    for other in waiting.values():
+                        self.ranks[other].send("cut", self.epoch + 1)
+        return [answers[rank] for rank in range(len(self.ranks))]
 
     def send(self, name: str, *arguments: Any) -> None:
         for process in self.ranks:

@@ -270,7 +270,7 @@ class Engine:
         return committed
 
     def _build_groups(self, order: Rebuild, plan: groups.GroupPlan, store: Store) -> groups.Groups:
-        self._guard.begin()
+        self._guard.begin(order.layout.world_size)
         try:
             self._check_cut()
             return groups.build_groups(

@@ -135,6 +135,9 @@ def destroy_groups() -> None:
     """Forget the groups of the epoch before, whatever state they are in."""
     if dist.is_initialized():
         dist.destroy_process_group()
+    # Torch numbers groups and puts the number into their keys. After an initialisation that failed it goes
+    # on counting, and this rank would then wait for the others under keys that they do not use.
+    dist.distributed_c10d._world.group_count = 0
 
 
 def collection(groups: Groups) -> ProcessGroupCollection:

@@ -9,11 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 import threading
 import time
+from collections.abc import Iterator
 
 #: Pause between two looks for new sockets while groups are still being built.
 _RETRY_SECONDS = 0.005
+#: What gloo's connecting side sends first: the number of the connection, as a native ssize_t.
+_GLOO_GREETING = struct.Struct("@n")
+_CONNECT_SECONDS = 0.5
 
 
 def open_sockets() -> dict[int, int]:
@@ -29,23 +34,44 @@ def open_sockets() -> dict[int, int]:
 
 def shut(descriptor: int, inode: int) -> bool:
     """Shut down a connected TCP socket; False when it is gone or is not one."""
-    try:
-        # A duplicate cannot be closed and handed to somebody else between the check and the shutdown.
-        connection = socket.socket(fileno=os.dup(descriptor))
-    except OSError:
-        return False
-    with connection:
-        try:
-            if os.fstat(connection.fileno()).st_ino != inode:
-                return False
-            if connection.family not in (socket.AF_INET, socket.AF_INET6):
-                return False
-            if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                return False
-            connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
+    with _borrowed(descriptor, inode) as found:
+        if found is None or found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             return False
-    return True
+        with contextlib.suppress(OSError):
+            found.shutdown(socket.SHUT_RDWR)
+            return True
+    return False
+
+
+def answer_for_absent(descriptor: int, inode: int, peers: int) -> None:
+    """End gloo's wait for peers that will not connect any more, on a listening socket of ours.
+
+    The waiting side has no connection yet that could be shut down, and no call that ends its wait. So each
+    of the expected connections is made from here and closed at once, which gloo takes for a peer that went
+    away. (gloo/transport/tcp/listener.cc: connections are numbered from 0 for each listener; the number
+    arrives first. Should that change, the wait lasts for the building timeout instead.)
+    """
+    with _borrowed(descriptor, inode) as found:
+        if found is None or not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return
+        address = found.getsockname()
+    for number in range(peers):
+        with contextlib.suppress(OSError), socket.create_connection(address[:2], _CONNECT_SECONDS) as caller:
+            caller.sendall(_GLOO_GREETING.pack(number))
+
+
+@contextlib.contextmanager
+def _borrowed(descriptor: int, inode: int) -> Iterator[socket.socket | None]:
+    """The TCP socket behind a descriptor, if it is still the one with this inode."""
+    try:
+        # A duplicate cannot be closed and handed to somebody else between the check and its use.
+        found = socket.socket(fileno=os.dup(descriptor))
+    except OSError:
+        yield None
+        return
+    with found:
+        same = os.fstat(found.fileno()).st_ino == inode
+        yield found if same and found.family in (socket.AF_INET, socket.AF_INET6) else None
 
 
 class SocketGuard:
@@ -60,11 +86,13 @@ class SocketGuard:
         self._before: dict[int, int] | None = None
         self._groups: dict[int, int] = {}
         self._chaser: threading.Thread | None = None
+        self._peers = 0
 
-    def begin(self) -> None:
-        """Sockets that appear from now on belong to the groups."""
+    def begin(self, peers: int) -> None:
+        """Sockets that appear from now on belong to the groups, of at most `peers` ranks each."""
         with self._lock:
             self._groups = {}
+            self._peers = peers
             self._before = open_sockets()
 
     def end(self) -> None:
@@ -88,12 +116,17 @@ class SocketGuard:
             return sum(shut(fd, inode) for fd, inode in self._new_since(self._before).items())
 
     def _chase(self) -> None:
+        answered: set[int] = set()
         while True:
             with self._lock:
                 if self._before is None:
                     return
-                for fd, inode in self._new_since(self._before).items():
-                    shut(fd, inode)
+                found = self._new_since(self._before)
+            for fd, inode in found.items():
+                shut(fd, inode)
+                if inode not in answered:
+                    answered.add(inode)
+                    answer_for_absent(fd, inode, self._peers)
             time.sleep(_RETRY_SECONDS)
 
     @staticmethod
