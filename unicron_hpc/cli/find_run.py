@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 from unicron_hpc.errors import ConfigError, UnicronError
 from unicron_hpc.slurm import commands
-from unicron_hpc.slurm.queries import is_available
 
 _STDOUT = re.compile(r"\bStdOut=(\S+)\.out(?:\s|$)")
 
@@ -39,7 +39,7 @@ def find_run_folder(job: str, run_dir: Path | None) -> Path:
         if found:
             names = ", ".join(str(path) for path in found)
             raise ConfigError(f"several runs have the number {job}: {names}", hint="Give one of these folders.")
-    if is_available() and re.fullmatch(r"[0-9_]+", job):
+    if shutil.which("scontrol") and re.fullmatch(r"[0-9_]+", job):
         try:
             shown = commands.run(["scontrol", "show", "job", "--oneliner", job]).stdout
         except UnicronError:
