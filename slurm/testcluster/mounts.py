@@ -125,12 +125,12 @@ def places_of_python(python: Path, inside: Path) -> list[tuple[str, str]]:
 
 
 def unmount_below(folders: Iterable[Path]) -> None:
-    """Unmount whatever a crashed program left mounted in these folders, innermost first."""
+    """Unmount whatever a crashed program left mounted on or in these folders, innermost first."""
     places = [f"{folder}/" for folder in folders]
     with open("/proc/self/mountinfo") as file:
         points = [line.split()[4].encode().decode("unicode_escape") for line in file]
     for point in reversed(points):
-        if any(point.startswith(place) for place in places):
+        if any(f"{point}/".startswith(place) for place in places):
             command = ["umount", "--lazy", point]
             subprocess.run(command, check=False, capture_output=True, timeout=30)
 

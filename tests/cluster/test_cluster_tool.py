@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import pwd
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -213,6 +215,27 @@ class TestUpAndDown:
         small.down()
         assert traces(small, folder) == []
 
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+    def test_nothing_is_left_of_an_up_that_is_killed_in_the_middle(
+        self, small: Cluster, number: signal.Signals
+    ) -> None:
+        # more CPUs than there are, and Slurm told to mind: the nodes never get into service
+        never = ["--nodes=1", "--cpus-per-node=4096", "--set=SlurmdParameters=shutdown_on_reboot"]
+        with subprocess.Popen(small.command("up", *never), stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            while "nodes in service" not in line:
+                line = process.stderr.readline()
+                assert line != ""
+            folder = state.base_folder() / small.name
+            process.send_signal(number)
+            process.stderr.read()
+        assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+        if number == signal.SIGKILL:
+            assert traces(small, folder) != []
+            small.down()
+        assert traces(small, folder) == []
+
     def test_an_up_that_cannot_work_quotes_the_daemon_and_clears_up(self, small: Cluster) -> None:
         with pytest.raises(ClusterError, match=r"slurmctld.*(?s:.*)NoSuchThing"):
             small.up(nodes=1, settings={"NoSuchThing": "1"})
@@ -222,3 +245,63 @@ class TestUpAndDown:
     def test_a_name_that_no_account_could_bear_is_refused(self) -> None:
         with pytest.raises(ClusterError, match="cannot be a cluster's name"):
             Cluster("Not/a/name").up(nodes=1)
+
+
+COPIED = Path(__file__).resolve().parents[2] / "slurm"
+
+
+@needs_root
+class TestOtherPlacesAndPeople:
+    def test_the_plain_user_reaches_a_clone_below_a_folder_that_only_root_may_enter(
+        self, tmp_path: Path
+    ) -> None:
+        require_driver("embedded")
+        (tmp_path / "closed").mkdir(mode=0o700)
+        tool = shutil.copytree(COPIED, tmp_path / "closed" / "clone" / "slurm") / "cluster"
+        name = f"--name=c{os.getpid()}"
+        subprocess.run([tool, "up", name, "--nodes=1"], check=True, stdin=subprocess.DEVNULL, timeout=120)
+        try:
+            script = 'test "$(id -u)" -ne 0 && srun -N1 cat "$0" && ls "$1"'
+            command = [tool, "exec", name, "--", "sh", "-c", script, tool, tmp_path / "closed"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+            assert done.stdout == tool.read_text() + "clone\n"
+            assert (tmp_path / "closed").stat().st_mode & 0o777 == 0o700
+        finally:
+            subprocess.run([tool, "down", name], check=True, timeout=120)
+
+    def test_a_plain_user_can_have_a_cluster_too(self) -> None:
+        require_driver("embedded")
+        if not Path("/usr/bin/python3").exists():
+            pytest.skip("no python3 outside root's folders that a plain user could run")
+        folder = Path(tempfile.mkdtemp(prefix="plain-", dir="/tmp"))
+        try:
+            folder.chmod(0o755)
+            tool = shutil.copytree(COPIED, folder / "slurm") / "cluster"
+            where = [f"--name=p{os.getpid()}"]
+
+            def run(verb: str, *arguments: str) -> str:
+                return subprocess.run(
+                    [tool, verb, *where, *arguments],
+                    user="nobody",
+                    group="nogroup",
+                    extra_groups=[],
+                    cwd="/tmp",
+                    timeout=120,
+                    check=True,
+                    env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                ).stdout
+
+            run("up", "--nodes=2")
+            try:
+                assert run("exec", "--", "srun", "-N2", "id", "-un") == "nobody\nnobody\n"
+                run("kill-node", "n2")
+                run("restore-node", "n2")
+                assert "dead" not in run("status")
+            finally:
+                run("down")
+            assert procs.owned_by({pwd.getpwnam("nobody").pw_uid}) == {}
+        finally:
+            shutil.rmtree(folder)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from testcluster import engine, image
-from testcluster.api import Cluster
+from testcluster.api import COMMAND, Cluster
 from testcluster.errors import ClusterError
 
 from .waiting import until
@@ -111,6 +111,12 @@ def test_a_paused_node_is_silent_and_goes_on_with_the_same_processes(docker: Clu
         docker.exec(["true"], node="n2")
     docker.resume_node("n2")
     assert docker.processes("n2") == before
+
+
+def test_the_embedded_cluster_runs_on_this_release_too_and_without_root(docker: Cluster) -> None:
+    tool = str(COMMAND)
+    script = '"$0" up --nodes 2 && "$0" exec -- srun -N2 id -un; code=$?; "$0" down; exit $code'
+    assert docker.exec(["sh", "-c", script, tool], node="n4").stdout == "unicron-user\nunicron-user\n"
 
 
 def test_down_removes_containers_network_and_files_even_after_a_crash(docker: Cluster) -> None:
