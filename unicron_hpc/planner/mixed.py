@@ -122,16 +122,16 @@ def _chain(
                 best[stop] = max(best[stop], (best[segments.start[which]] + values[count:][which]).max())
         return best
 
-    high = float((through + (micro_batches - 1) * each)[np.isfinite(through)].min())
     low = float(through.min())
     through, each = finite(through, each)
+    high = float((through + (micro_batches - 1) * each).min())
     best_time = smallest_time(
         through, each, micro_batches, lambda values: bool(fill(values)[-1] >= micro_batches), low, high
     )
     values = capacities(through, each, best_time, micro_batches)
     best = fill(values)
     parts: list[PipeParts] = []
-    at = total
+    at = int(np.searchsorted(best, micro_batches))
     while at > bulk:
         if best[at] == best[at - 1]:
             at -= 1
@@ -146,4 +146,8 @@ def _chain(
         parts.extend(
             [(fast.counts(depth), float(fast.through[depth - 1]), float(fast.each[depth - 1]))] * number
         )
-    return parts[::-1]
+    parts.reverse()
+    while len(parts) > micro_batches:
+        # Each can do one micro-batch in time; those that take longest for it are not needed.
+        parts.remove(max(parts, key=lambda part: part[1]))
+    return parts

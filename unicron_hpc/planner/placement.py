@@ -69,11 +69,15 @@ def place(
     free = [speed[block[0].node] for block in blocks]
     before = _before(layout, previous, blocks, span)
     chosen = _exact_matches(needs, has, classes, free, before)
+    sole = _sole(has)
+    if len(blocks) > len(needs) <= SLICE and not sole <= set(chosen.values()):
+        # A perfect match could take the seat of a block that alone holds something: all at once then.
+        chosen = {}
     groups = [g for g in range(len(needs)) if g not in chosen]
     rest = [b for b in range(len(blocks)) if b not in set(chosen.values())]
     for first in range(0, len(groups), SLICE):
         some = groups[first : first + SLICE]
-        cost = _cost([needs[g] for g in some], [has[b] for b in rest], size, has)
+        cost = _cost([needs[g] for g in some], [has[b] for b in rest], size, [b in sole for b in rest])
         for row, g in enumerate(some):
             for column, b in enumerate(rest):
                 if classes[g] != free[b]:
@@ -188,7 +192,7 @@ def _cost(
     needs: Sequence[frozenset[_Key]],
     has: Sequence[frozenset[_Key]],
     size: Mapping[str, int],
-    everyone: Sequence[frozenset[_Key]],
+    sole: Sequence[bool],
 ) -> FloatArray:
     """Bytes that each group lacks on each block, less a bonus for blocks that alone hold something."""
     keys = sorted(set().union(*needs))
@@ -196,16 +200,20 @@ def _cost(
     bytes_ = np.array([float(size.get(unit, 0)) for unit, _ in keys])
     need = _incidence(needs, index)
     held = _incidence(has, index)
-    copies: dict[_Key, int] = {}
-    for block in everyone:
-        for key in block:
-            copies[key] = copies.get(key, 0) + 1
     cost = (need * bytes_).sum(axis=1)[:, None] - (need * bytes_) @ held.T
     # A block left without a seat cannot send: what only it holds would have to come from memory or disk.
     total = float(bytes_.sum()) * len(needs) + 1.0
-    sole = np.array([float(any(copies[key] == 1 for key in block)) for block in has])
-    result: FloatArray = cost - sole[None, :] * total
+    result: FloatArray = cost - np.array(sole, dtype=np.float64)[None, :] * total
     return result
+
+
+def _sole(has: Sequence[frozenset[_Key]]) -> set[int]:
+    """Blocks that alone hold something."""
+    copies: dict[_Key, list[int]] = {}
+    for b, block in enumerate(has):
+        for key in block:
+            copies.setdefault(key, []).append(b)
+    return {holders[0] for holders in copies.values() if len(holders) == 1}
 
 
 def _incidence(sets: Sequence[frozenset[_Key]], index: Mapping[_Key, int]) -> FloatArray:

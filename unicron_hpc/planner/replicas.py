@@ -86,7 +86,10 @@ def limited_knapsack(values: IntArray, groups: int, replicas: int) -> IntArray:
 
 
 def unpack(values: IntArray, best: IntArray, wanted: int) -> Mix:
-    """Replicas behind `knapsack`'s answer: at least `wanted` micro-batches on the fewest groups."""
+    """Replicas behind `knapsack`'s answer: at least `wanted` micro-batches on the fewest groups.
+
+    On the fewest groups no replica is left without a micro-batch.
+    """
     at = int(np.searchsorted(best, wanted))
     mix: dict[int, int] = {}
     while at > 0 and best[at] > 0:
@@ -105,10 +108,10 @@ def unpack(values: IntArray, best: IntArray, wanted: int) -> Mix:
     return tuple(sorted(mix.items(), reverse=True))
 
 
-def unpack_limited(values: IntArray, best: IntArray, groups: int) -> Mix:
-    """Replicas behind the last row of `limited_knapsack`."""
+def unpack_limited(values: IntArray, best: IntArray, wanted: int) -> Mix:
+    """As `unpack`, from the last row of `limited_knapsack`."""
     mix: dict[int, int] = {}
-    at, d = groups, best.shape[0] - 1
+    at, d = int(np.searchsorted(best[-1], wanted)), best.shape[0] - 1
     while d > 0 and best[d, at] > 0:
         if best[d, at] == best[d - 1, at]:
             d -= 1
@@ -203,7 +206,7 @@ def fastest_mix(
     values = capacities(through, each, best, micro_batches)
     if replicas is None:
         return best, unpack(values, knapsack(values, groups), micro_batches)
-    return best, unpack_limited(values, limited_knapsack(values, groups, replicas), groups)
+    return best, unpack_limited(values, limited_knapsack(values, groups, replicas), micro_batches)
 
 
 def shares(
