@@ -98,7 +98,7 @@ def test_debian_calls_its_slurm_otherwise() -> None:
         parsing.parse_version("command not found")
 
 
-@pytest.mark.parametrize("version", ["22.05.8"])
+@pytest.mark.parametrize("version", ["22.05.8", "24.11.5"])
 def test_recorded_scontrol_output(version: str) -> None:
     folder = _RECORDED / f"slurm-{version}"
     expected = json.loads((folder / "expected.json").read_text())

@@ -2,7 +2,7 @@
 
 Slurm takes a batch job's result from the batch script's node. With `--no-kill` a job outlives that node,
 and then nobody reports a result: after the last step has ended the job stays RUNNING until its time limit.
-Tried on real clusters (22.05.8), as a plain user, job submitted with --no-kill, batch node killed, a step
+Tried on real clusters (22.05.8 and 24.11.5), as a plain user, job submitted with --no-kill, batch node killed, a step
 alive on another node:
 
 - `scancel JOB` ends it, as CANCELLED;
