@@ -56,9 +56,13 @@ def describe(event: dict[str, Any]) -> str:
     """One event on one line: local time, epoch, type, and what belongs to it."""
     clock = time.strftime("%H:%M:%S", time.localtime(event["time"]))
     fields = " ".join(
-        f"{key}={_short(value)}" for key, value in event.items() if key not in _HIDDEN and value not in (None, "")
+        f"{key}={_short(value)}"
+        for key, value in event.items()
+        if key not in _HIDDEN and value not in (None, "")
     )
-    return f"{clock}.{int(event['time'] * 1000) % 1000:03d} [{event['epoch']}] {event['type']} {fields}".rstrip()
+    return (
+        f"{clock}.{int(event['time'] * 1000) % 1000:03d} [{event['epoch']}] {event['type']} {fields}".rstrip()
+    )
 
 
 def _short(value: Any) -> str:

@@ -24,7 +24,7 @@ def status_of(events: Iterable[Mapping[str, Any]], metrics: Iterable[Mapping[str
     Returns
     -------
     dict
-        `job_id`, `state` (Slurm's word), `epoch`, `iteration` (committed, of the task that is furthest behind),
+        `job_id`, `state` (Slurm's word), `epoch`, `iteration` (committed, of the slowest task),
         `iterations` and `train_iters` per task, `coordinator`, `incidents`, `cause` (of a failed run), and
         `nodes`: `name`, `role` (`active`, `spare`, `lost`), `agent_pid`, `ranks`: `rank`, `pid`, `task`,
         `replica`, `stage`, `layers` ([first, last]).

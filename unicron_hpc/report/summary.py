@@ -44,8 +44,8 @@ def summarize(
     dict
         `started`, `finished` (unix time), `wall_seconds`; `iterations` per task; `incidents` (number, error,
         node, rank, seconds from the first sign to the next commit); `time_lost` in seconds by error, and
-        `startup` for the time to the first iteration; `goodput`: seconds in committed iterations that were not
-        rolled back, over wall seconds (of the task that has most).
+        `startup` for the time to the first iteration; `goodput`: seconds in committed iterations that were
+        not rolled back, over wall seconds (of the task that has most).
     """
     iterations: dict[str, int] = {}
     useful: dict[str, dict[int, float]] = {}
@@ -59,19 +59,21 @@ def summarize(
     incidents: dict[int, dict[str, Any]] = {}
     lost: dict[str, float] = {"startup": max(0.0, (first_commit or finished) - started)}
     for event in events:
-        number = event.get("incident")
-        if event["type"] == "fault_detected" and number is not None and number not in incidents:
-            incidents[number] = {
-                "incident": number,
+        incident = event.get("incident")
+        if incident is None:
+            continue
+        if event["type"] == "fault_detected" and incident not in incidents:
+            incidents[incident] = {
+                "incident": incident,
                 "error": event["error"],
                 "node": event["node"],
                 "rank": event["rank"],
                 "severity": event["severity"],
                 "seconds": None,
             }
-        elif event["type"] == "incident_closed" and number is not None:
+        elif event["type"] == "incident_closed":
             known = incidents.setdefault(
-                number, {"incident": number, "error": "unknown", "node": "", "rank": None, "severity": ""}
+                incident, {"incident": incident, "error": "unknown", "node": "", "rank": None, "severity": ""}
             )
             known["seconds"] = event["seconds"]
             lost[known["error"]] = lost.get(known["error"], 0.0) + float(event["seconds"])

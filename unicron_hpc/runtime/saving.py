@@ -58,7 +58,7 @@ class Saver:
         return load_units(path, list(wanted), model=model_arguments(self._task)).values()
 
     def after_commit(self, iteration: int) -> None:
-        """Begin a save if one is due after `iteration`. Costs a copy of the state, the rest is in background."""
+        """Begin a save if one is due. Costs a copy of the state; the rest happens in the background."""
         interval = self._task.checkpoint.save_interval
         due = (interval > 0 and iteration % interval == 0) or iteration == self._task.train.train_iters
         if not due or self._order is None or self._engine is None:
@@ -66,13 +66,13 @@ class Saver:
         if iteration == self._task.train.train_iters:
             self.wait()
         if self._writer and self._writer.is_alive():
-            log.warning("checkpoint of iteration %d left out: the one before is still being written", iteration)
+            log.warning(
+                "checkpoint of iteration %d left out: the one before is still being written", iteration
+            )
             return
         order = self._order
         directory = self._task.checkpoint.dir / partial_name(iteration, order.epoch)
-        self._memory = checkpoint.snapshot(
-            self._engine.states, self._holders, order.rank, reuse=self._memory
-        )
+        self._memory = checkpoint.snapshot(self._engine.states, self._holders, order.rank, reuse=self._memory)
         pending = checkpoint.begin_save(
             directory, self._memory, rank=order.rank, holders=self._holders, iteration=iteration
         )
@@ -89,9 +89,7 @@ class Saver:
             self._writer.join()
             self._channel.send(RankSection(epoch, ""))
 
-    def finish(
-        self, epoch: int, iteration: int, directory: Path, files: Sequence[WrittenFile]
-    ) -> None:
+    def finish(self, epoch: int, iteration: int, directory: Path, files: Sequence[WrittenFile]) -> None:
         """All parts are there: write the metadata, in the background."""
         threading.Thread(
             target=self._finish,

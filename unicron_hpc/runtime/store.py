@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store  # torch.distributed hides it from mypy
 
 #: (operation, keys, value) -> answer. Raises when the epoch is over.
 Ask = Callable[[str, tuple[str, ...], bytes], bytes]
 
 
-class ControlStore(dist.Store):
+class ControlStore(Store):
     """A `torch.distributed.Store` of one epoch.
 
     Every wait is bounded by the epoch: when it ends, waiting calls raise, so no rank ever hangs in a

@@ -49,12 +49,12 @@ def serve(agent: socket.socket, rank_main: RankMain, import_seconds: float) -> N
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _tell(agent, ZygoteReady(import_seconds))
     while True:
-        readable, _, _ = select.select([agent, wake_read], [], [])
+        readable, _, _ = select.select([agent.fileno(), wake_read], [], [])
         if wake_read in readable:
             with contextlib.suppress(BlockingIOError):
                 os.read(wake_read, 4096)
             _reap(agent)
-        if agent in readable:
+        if agent.fileno() in readable:
             packet, descriptors, _, _ = socket.recv_fds(agent, MAX_PACKET, 1)
             if not packet:
                 return

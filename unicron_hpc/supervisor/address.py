@@ -23,7 +23,7 @@ def own_address(environment: Mapping[str, str]) -> str:
     Parameters
     ----------
     environment
-        Slurm's variables of the step; without `SLURM_LAUNCH_NODE_IPADDR` (no Slurm) it is the loopback address.
+        Slurm's variables of the step; without `SLURM_LAUNCH_NODE_IPADDR` (no Slurm) it is the loopback.
 
     Raises
     ------

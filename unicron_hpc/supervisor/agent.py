@@ -1,4 +1,4 @@
-"""The agent: one on every node, spares too. Keeps its ranks, follows a coordinator, becomes one if it must."""
+"""The agent, one on every node: keeps its ranks, follows a coordinator, becomes one if it must."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from unicron_hpc.config import Settings, load_resolved
 from unicron_hpc.errors import UnicronError
@@ -109,14 +110,13 @@ class Agent:
         self._join()
         receiver = asyncio.create_task(self._receive(), name="receive")
         ticker = asyncio.create_task(self._tick_forever(), name="tick")
-        done, _ = await asyncio.wait(
-            {receiver, ticker, self._finish}, return_when=asyncio.FIRST_COMPLETED
-        )
+        waited: set[asyncio.Future[Any]] = {receiver, ticker, self._finish}
         try:
+            done, _ = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if self._finish in done:
                 return self._finish.result()
-            for task in done:
-                task.result()  # raises what went wrong
+            for ended in done:
+                ended.result()  # raises what went wrong
             return 1
         finally:
             for task in (receiver, ticker, *self._preparing):
@@ -211,9 +211,7 @@ class Agent:
 
     def _prepare(self, name: str) -> None:
         async def work() -> None:
-            error = await prepare_task_data(
-                self.run_folder, name, rank_environment(os.environ, self._host)
-            )
+            error = await prepare_task_data(self.run_folder, name, rank_environment(os.environ, self._host))
             self._report(DataReady(name, error))
 
         task = asyncio.create_task(work())
@@ -230,7 +228,7 @@ class Agent:
         if self._coordinator:
             self._coordinator.stop_requested(f"{name} received on {self.node}")
         else:
-            # The coordinator gets the same signal; it says when to end. This is for the case that it does not.
+            # The coordinator gets the same signal and says when to end; this is for when it does not.
             asyncio.get_running_loop().call_later(10.0, self._end, 128 + number)
 
     # ------------------------------------------------------------ time
@@ -277,13 +275,18 @@ class Agent:
                 where=self.node,
                 hint="Nothing was written by this side. See the other nodes' logs in the run folder.",
             )
-        wait = timeout + patience(self.node, members, self._leader, 2 * self.settings.recovery.heartbeat_interval)
+        wait = timeout + patience(
+            self.node, members, self._leader, 2 * self.settings.recovery.heartbeat_interval
+        )
         if silent < wait:
             return
         if self._candidate_since is None or now - self._candidate_since > timeout:
             self._candidate_since = now
             self._stand(members)
-        elif verdict(len(self._ballot.votes), len(members)) is Verdict.TIED and self._ballot.voted_for == self.node:
+        elif (
+            verdict(len(self._ballot.votes), len(members)) is Verdict.TIED
+            and self._ballot.voted_for == self.node
+        ):
             await self._ask_witness(members)
 
     def _members(self) -> list[str]:
@@ -329,9 +332,10 @@ class Agent:
     async def _ask_witness(self, members: list[str]) -> None:
         """Exactly half of the members voted: the node list of slurmctld breaks the tie."""
         absent = [member for member in members if member not in self._ballot.votes]
-        if await asyncio.to_thread(missing_are_down, self.allocation, absent):
-            if verdict(len(self._ballot.votes), len(members)) is not Verdict.SHORT and not self._coordinator:
-                self._win()
+        down = await asyncio.to_thread(missing_are_down, self.allocation, absent)
+        still = verdict(len(self._ballot.votes), len(members)) is not Verdict.SHORT
+        if down and still and not self._coordinator:
+            self._win()
 
     def _win(self) -> None:
         predecessor = self._leader
@@ -375,7 +379,8 @@ def rank_environment(environment: Mapping[str, str], host: str) -> dict[str, str
     clean = {
         key: value
         for key, value in environment.items()
-        if not key.lower().endswith("_proxy") and key not in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+        if not key.lower().endswith("_proxy")
+        and key not in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
     }
     clean.setdefault("OMP_NUM_THREADS", "1")
     interface = clean.get(INTERFACE) or interface_of(host)

@@ -13,8 +13,6 @@ from unicron_hpc.planner.layout import Layout
 from unicron_hpc.report.journal import Journal
 from unicron_hpc.runtime.manifest import (
     Found,
-
-
     newest_whole,
     prune,
     publish,
@@ -59,7 +57,7 @@ class Checkpoints:
         self._newest = 0
 
     def begin_epoch(self, epoch: int, layout: Layout) -> None:
-        """Note whose parts make up a checkpoint that is begun in `epoch`; unfinished older ones are given up."""
+        """Note whose parts make up a checkpoint begun in `epoch`; unfinished older ones are given up."""
         self._layouts = {epoch: layout}
         self._parts = {}
 
@@ -143,5 +141,3 @@ class Checkpoints:
         self._whole.add(path)
         prune(path.parent, self._task.checkpoint.keep, known_whole=self._whole)
         return path
-
-

@@ -244,7 +244,7 @@ class Coordinator:
             self.handle(sender, body)
 
     def stalled(self, seconds: float) -> None:
-        """This process did not run for a while: others' silence proves nothing, and our office may be gone."""
+        """This process did not run for a while: silence proves nothing, and our office may be gone."""
         log.warning("this agent did not run for %.2f s", seconds)
         self._members.shift(seconds)
         for task in self._tasks.values():
@@ -273,12 +273,16 @@ class Coordinator:
         self._epoch = max(self._epoch, join.epoch)
         if first:
             self.journal.write(
-                "agent_joined", self._epoch, node=node.name, pid=join.agent_pid, role=node.role.value,
+                "agent_joined",
+                self._epoch,
+                node=node.name,
+                pid=join.agent_pid,
+                role=node.role.value,
                 address=join.address,
             )
         for rank in join.ranks:
             if rank.address.task in self._tasks:
-                self._tasks[rank.address.task].seats.adopt(rank.address, rank.pid)
+                self._tasks[rank.address.task].adopt_rank(rank.address, rank.pid)
         for name, epoch, committed in join.commits:
             if name in self._tasks:
                 self._tasks[name].on_commit(epoch, committed)
@@ -305,7 +309,9 @@ class Coordinator:
                 self._data_asked.add(task.name)
         if waiting:
             enough = len(alive) >= self._allocation.active
-            patient = now - self._last_join < JOIN_GRACE if enough else now - self._begun < recovery.startup_timeout
+            patient = (
+                now - self._last_join < JOIN_GRACE if enough else now - self._begun < recovery.startup_timeout
+            )
             if patient:
                 return
         if len(self._data_ready) < len(self._tasks):
@@ -342,7 +348,7 @@ class Coordinator:
         self._forget(node.name)
         if not self._may_go_on(left, before):
             self.fail(
-                f"only {left} of {before} nodes are in contact: the others may be alive and must not be split from",
+                f"only {left} of {before} nodes are in contact; the others may be alive and training",
                 f"last lost: {node.name} ({evidence.detail})",
             )
             return
@@ -403,7 +409,12 @@ class Coordinator:
     def changed(self) -> None:
         """Roles follow the layouts; everybody gets the new snapshot."""
         if self._training:
-            used = {seat.node for t in self._tasks.values() if t.layout and not t.finished for seat in t.layout.seats}
+            used = {
+                seat.node
+                for t in self._tasks.values()
+                if t.layout and not t.finished
+                for seat in t.layout.seats
+            }
             for node in self._members:
                 if node.role is not Role.LOST and used:
                     node.role = Role.ACTIVE if node.name in used else Role.SPARE

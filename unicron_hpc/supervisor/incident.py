@@ -57,9 +57,7 @@ class Incident:
         most severe next, then the earliest."""
         if not self.evidence:
             return None
-        return min(
-            self.evidence, key=lambda e: (e.finding.collateral, e.finding.severity, e.time)
-        )
+        return min(self.evidence, key=lambda e: (e.finding.collateral, e.finding.severity, e.time))
 
     def program_fault(self) -> Evidence | None:
         """Evidence that the user's program is at fault, the earliest, if there is any."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass
@@ -35,10 +36,8 @@ def make_keys(run_folder: Path) -> JobKeys:
     try:
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
-        try:
+        with contextlib.suppress(FileExistsError):
             os.link(temporary, path)
-        except FileExistsError:
-            pass
     finally:
         os.unlink(temporary)
     return read_keys(run_folder)

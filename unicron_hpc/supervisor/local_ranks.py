@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 from unicron_hpc.errors import UnicronError
@@ -67,17 +67,13 @@ class LocalRanks:
 
     def states(self) -> tuple[RankState, ...]:
         """Every live rank, for a coordinator that has to be told."""
-        return tuple(
-            RankState(rank.address, rank.process.pid, rank.epoch) for rank in self._ranks.values()
-        )
+        return tuple(RankState(rank.address, rank.process.pid, rank.epoch) for rank in self._ranks.values())
 
     def start(self, address: RankAddress) -> None:
         """Start a process in a seat; a second order for the same or an older incarnation does nothing."""
         known = self._ranks.get(address.seat)
         starting = self._starting.get(address.seat)
-        newest = max(
-            known.address.incarnation if known else 0, starting.incarnation if starting else 0
-        )
+        newest = max(known.address.incarnation if known else 0, starting.incarnation if starting else 0)
         if address.incarnation <= newest:
             return
         if known:
@@ -123,8 +119,8 @@ class LocalRanks:
             return False
         return True
 
-    def _background(self, work: asyncio.Future[None] | object) -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+    def _background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -159,9 +155,7 @@ class LocalRanks:
         rank.writer.close()
         if self._ranks.get(address.seat) is rank:
             del self._ranks[address.seat]
-        self._report(
-            RankExited(address, process.pid, process.status, _tail(log_path), time.time())
-        )
+        self._report(RankExited(address, process.pid, process.status, _tail(log_path), time.time()))
 
     async def _listen(self, rank: _LocalRank, reader: asyncio.StreamReader) -> None:
         try:

@@ -42,7 +42,8 @@ class Members:
 
     def __init__(self, nodes: Sequence[str], active: int) -> None:
         self._nodes = {
-            name: Node(name, Role.ACTIVE if place < active else Role.SPARE) for place, name in enumerate(nodes)
+            name: Node(name, Role.ACTIVE if place < active else Role.SPARE)
+            for place, name in enumerate(nodes)
         }
 
     def __iter__(self) -> Iterator[Node]:
@@ -69,7 +70,9 @@ class Members:
 
     def silent(self, now: float, timeout: float) -> list[Node]:
         """Live nodes that have not been heard of for longer than `timeout`."""
-        return [n for n in self if n.role is not Role.LOST and n.heard is not None and now - n.heard > timeout]
+        return [
+            n for n in self if n.role is not Role.LOST and n.heard is not None and now - n.heard > timeout
+        ]
 
     def shift(self, seconds: float) -> None:
         """Give everybody more time: we ourselves did not listen."""

@@ -38,7 +38,7 @@ class RecentCommits:
         return rank.seat == self._speakers[rank.task]
 
     def fresh(self, count: int = 8) -> tuple[CommitRecord, ...]:
-        """The newest few of each task: repeated in every heartbeat, so that one lost message loses nothing."""
+        """The newest few of each task; heartbeats repeat them, so that one lost message loses nothing."""
         return tuple(
             record for records in self._records.values() for record in list(records.values())[-count:]
         )

@@ -144,7 +144,7 @@ class Zygote:
         return UnicronError(
             "the process that starts ranks has died repeatedly",
             where=str(self._log_path),
-            hint="Its log shows the Python error; mostly torch or megatron-core cannot be imported on this node.",
+            hint="Its log shows the error; mostly torch or megatron-core cannot be imported on this node.",
         )
 
     def _drop_socket(self) -> None:

@@ -1,0 +1,262 @@
+"""From one epoch to the next: gather what survivors hold, plan, fill the seats, give orders, wait for all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from unicron_hpc.detect.severity import NOT_ANSWERING, Method
+from unicron_hpc.planner.layout import Layout
+from unicron_hpc.planner.movement import Move
+from unicron_hpc.planner.movement import moves as plan_moves
+from unicron_hpc.runtime.orders import Rebuild
+from unicron_hpc.supervisor.checkpoints import Checkpoints
+from unicron_hpc.supervisor.describe import describe_ranks, describe_replicas
+from unicron_hpc.supervisor.hub import Hub
+from unicron_hpc.supervisor.incident import Evidence
+from unicron_hpc.supervisor.keystore import KeyStore
+from unicron_hpc.supervisor.layout_choice import choose_layout
+from unicron_hpc.supervisor.rank_messages import Cut, RebuildOrder
+from unicron_hpc.supervisor.resume import Resume, resume_point
+from unicron_hpc.supervisor.seats import RankProcessState
+from unicron_hpc.supervisor.task_state import TaskState
+
+log = logging.getLogger(__name__)
+
+
+class Transition:
+    """One attempt to begin an epoch; a fault on the way abandons it and another one begins.
+
+    Parameters
+    ----------
+    state
+        The task; `state.epoch` is the epoch to begin.
+    hub
+        The coordinator.
+    checkpoints
+        Where state is when no survivor has it.
+    hold_timeout
+        Seconds in which every process must have told what it holds.
+    note_fault
+        Writes a fault to the journal.
+    """
+
+    def __init__(
+        self,
+        state: TaskState,
+        hub: Hub,
+        checkpoints: Checkpoints,
+        hold_timeout: float,
+        note_fault: Callable[[Evidence], None],
+    ) -> None:
+        self._state = state
+        self._hub = hub
+        self._checkpoints = checkpoints
+        self._hold_timeout = hold_timeout
+        self._note_fault = note_fault
+        self.epoch = state.epoch
+        #: While it gathers, news of more faults are taken into account; later they need a new transition.
+        self.gathering = True
+
+    async def run(self) -> None:
+        """Do it.
+
+        Raises
+        ------
+        PlanError
+            When no layout fits on what is left.
+        """
+        clock = _Laps()
+        state, journal = self._state, self._hub.journal
+        number = state.incident.number if state.incident else None
+        journal.write("transition_started", self.epoch, task=state.name, incident=number)
+        for process in state.seats:
+            self._hub.tell(process.address, Cut(self.epoch))
+        await self._gather()
+        clock.lap("gather")
+        resume = resume_point({p.address.seat: p.holdings for p in state.seats if p.holdings is not None})
+        choice = choose_layout(
+            state.work,
+            state.layout,
+            self._hub.active_nodes(state.name),
+            self._hub.spare_nodes(state.name),
+            resume.units,
+        )
+        self.gathering = False
+        layout = state.layout = choice.layout
+        clock.lap("planning")
+        journal.write(
+            "plan_chosen",
+            self.epoch,
+            task=state.name,
+            reason=choice.reason,
+            seconds=clock.seconds["planning"],
+            replicas=describe_replicas(layout),
+            nodes=sorted({seat.node for seat in layout.seats}),
+        )
+        self._hub.changed()
+        await self._fill_seats(layout)
+        clock.lap("start")
+        await self._give_orders(layout, resume)
+        await self._until(
+            lambda: all((p := state.seats.get(seat)) and p.ready_epoch == self.epoch for seat in layout.seats)
+        )
+        clock.lap("rebuild")
+        self._finish(layout, clock)
+
+    async def _gather(self) -> None:
+        """Wait until every process has reported what it holds, or is known to be gone."""
+        deadline = time.monotonic() + self._hold_timeout
+
+        def waiting() -> list[RankProcessState]:
+            return [p for p in self._state.seats if p.said_hello and p.held_epoch != self.epoch]
+
+        while waiting():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._next_news()
+        for process in waiting():
+            seat = process.address.seat
+            rank = self._state.rank_of(seat)
+            self.give_up_on(process)
+            evidence = Evidence(NOT_ANSWERING, Method.STATISTICS, seat.node, rank, "stopped or stuck")
+            self._state.add_evidence(evidence)
+            self._note_fault(evidence)
+        incident = self._state.incident
+        if incident and incident.evidence and all(e.finding.collateral for e in incident.evidence):
+            # All are there and nobody knows why a connection broke: that is the fault.
+            self._note_fault(incident.evidence[0])
+
+    def give_up_on(self, process: RankProcessState) -> None:
+        """Have a process killed; it is out of the plan at once, whenever it really ends."""
+        seat = process.address.seat
+        self._state.restarts[seat] += 1
+        self._state.seats.remove(seat)
+        self._hub.stop_rank(process.address)
+
+    def late(self) -> list[RankProcessState]:
+        """Processes that are not ready for the epoch."""
+        return [p for p in self._state.seats if p.ready_epoch != self.epoch]
+
+    async def _fill_seats(self, layout: Layout) -> None:
+        """Have a listening process in every seat, and none elsewhere."""
+        seats, wanted = self._state.seats, set(layout.seats)
+        for process in seats:
+            if process.address.seat not in wanted:
+                seats.remove(process.address.seat)
+                self._hub.stop_rank(process.address)
+        for seat in layout.seats:
+            if seat not in seats:
+                self._hub.start_rank(seats.new(seat).address)
+        await self._until(lambda: all((p := seats.get(seat)) is not None and p.said_hello for seat in wanted))
+
+    async def _give_orders(self, layout: Layout, resume: Resume) -> None:
+        """Tell each seat where its state comes from and where to go on."""
+        order = await self._order(layout, resume)
+        self._state.store = KeyStore(self.epoch, self._hub.tell)
+        self._hub.commits.begin_epoch(self._state.name, self.epoch, layout.world_size)
+        for rank, seat in enumerate(layout.seats):
+            process = self._state.seats.get(seat)
+            if process is not None:  # else its end has just been told, and another transition begins
+                process.finished = False
+                self._hub.tell(process.address, RebuildOrder(msgspec.structs.replace(order, rank=rank)))
+
+    async def _order(self, layout: Layout, resume: Resume) -> Rebuild:
+        model = self._state.task.model
+        move_list: tuple[Move, ...] = ()
+        if resume.iteration is not None:
+            here = {seat: units for seat, units in resume.units.items() if seat in layout.seats}
+            plan = plan_moves(
+                layout,
+                here,
+                tied=model.tied,
+                learned_positions=model.learned_positions,
+                iteration=resume.iteration,
+            )
+            move_list = plan.moves
+            if not plan.missing:
+                return Rebuild(
+                    epoch=self.epoch,
+                    rank=0,
+                    layout=layout,
+                    iteration=resume.iteration,
+                    moves=move_list,
+                    commit=resume.commit,
+                )
+            names = ", ".join(f"{unit}/{index}" for unit, index in plan.missing[:6])
+            log.warning("no survivor holds %s; going back to a checkpoint", names)
+            self._hub.journal.write(
+                "state_lost", self.epoch, task=self._state.name, units=sorted({u for u, _ in plan.missing})
+            )
+        found = None
+        if self._state.task.checkpoint.resume or resume.iteration is not None:
+            found = await self._checkpoints.find_newest(self.epoch)
+        iteration = found.iteration if found else 0
+        self._hub.commits.roll_back(self._state.name, self.epoch, iteration)
+        return Rebuild(
+            epoch=self.epoch,
+            rank=0,
+            layout=layout,
+            iteration=iteration,
+            initial=found is None,
+            checkpoint=str(found.path) if found else None,
+        )
+
+    def _finish(self, layout: Layout, clock: _Laps) -> None:
+        state = self._state
+        reports = [p.report for seat in layout.seats if (p := state.seats.get(seat)) and p.report]
+        sources: Counter[str] = Counter({"local": 0, "peer": 0, "memory": 0, "disk": 0})
+        for report in reports:
+            sources.update(report.bytes_by_source)
+        slowest = {
+            name: max((getattr(report, f"{name}_seconds") for report in reports), default=0.0)
+            for name in ("commit", "groups", "chunk", "state", "warm")
+        }
+        state.running_epoch = self.epoch
+        self._hub.journal.write(
+            "transition_finished",
+            self.epoch,
+            task=state.name,
+            incident=state.incident.number if state.incident else None,
+            seconds=clock.total(),
+            steps={**clock.seconds, **slowest},
+            state_sources=dict(sources),
+            ranks=describe_ranks(layout, state.seats, state.name),
+        )
+        log.info("epoch %d runs after %.3f s: %s", self.epoch, clock.total(), clock.seconds)
+        self._checkpoints.begin_epoch(self.epoch, layout)
+        self._hub.changed()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait for news until the condition holds (bounded by the transition's time-out)."""
+        while not condition():
+            await self._next_news()
+
+    async def _next_news(self) -> None:
+        self._state.news.clear()
+        await self._state.news.wait()
+
+
+class _Laps:
+    """Seconds between named points."""
+
+    def __init__(self) -> None:
+        self._begun = self._last = time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.seconds[name] = now - self._last
+        self._last = now
+
+    def total(self) -> float:
+        return time.monotonic() - self._begun
