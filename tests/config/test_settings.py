@@ -108,6 +108,7 @@ def test_a_mistake_in_a_default_is_reported_once_for_all_tasks() -> None:
         ("nodes: 4", "nodes: 4\n  signal: USR2@70000", "train.yaml:4:11: slurm.signal: 'USR2@70000': the time must be 0 to 65535 seconds | write e.g. USR2@120 or B:USR2@120"),
         ("nodes: 4", "nodes: 4\n  exclude: n[3-1]", "train.yaml:4:12: slurm.exclude: 'n[3-1]' is not a list of nodes: the range '3-1' runs backwards in '[3-1]' | write names and ranges like n[1-3,7],login"),
         ("nodes: 4", "nodes: 4\n  time: -5", "train.yaml:4:9: slurm.time: negative time '-5' | write UNLIMITED for no limit"),
+        ("nodes: 4", "nodes: 4\n  setup:\n  - echo a: b", "train.yaml:5:5: slurm.setup.0: expected text, found a mapping | put text that contains `: ` in quotes"),
         ("nodes: 4", "nodes: 0", "train.yaml:3:10: slurm.nodes: must be at least 1, found 0"),
         ("nodes: 4", "nodes: 4.5", "train.yaml:3:10: slurm.nodes: expected a whole number, found '4.5' | write digits only"),
         ("nodes: 4", "nodes: 1e1", "train.yaml:3:10: slurm.nodes: expected a whole number, found '1e1' | write 10"),

@@ -58,6 +58,7 @@ def test_the_run_folder_holds_what_was_submitted(request_: Request, tmp_path: Pa
     sbatch = Sbatch(("77\n", "", 0))
     job, _ = _submit(request_, sbatch)
     assert (job.job_id, job.run_folder) == ("77", tmp_path / "runs" / "tiny-77")
+    assert job.output == tmp_path / "runs" / "tiny-77.out"
     assert load_resolved(job.run_folder) == request_.settings
     assert (job.run_folder / "train.source.yaml").read_text() == "name: tiny\n"
     ((argv, _),) = sbatch.calls

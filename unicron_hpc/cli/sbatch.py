@@ -106,6 +106,8 @@ def main(
     for warning in job.warnings:
         click.echo(warning, err=True)
     _tell(job.job_id, job.run_folder, as_json=as_json, parsable=parsable)
+    if not (as_json or parsable):
+        click.echo(f"Output:     {job.output}")
     if wait:
         from unicron_hpc.cli.waiting import follow
 

@@ -96,7 +96,10 @@ def _words(kind: str, value: Any, detail: ErrorDetails) -> tuple[str, str]:
         case "bool_parsing" | "bool_type":
             return f"expected true or false, found {shown}", "write true or false"
         case "string_type":
-            return f"expected text, found {shown}", "write a single value"
+            hint = (
+                "put text that contains `: ` in quotes" if isinstance(value, dict) else "write a single value"
+            )
+            return f"expected text, found {shown}", hint
         case "tuple_type":
             return f"expected a list, found {shown}", "write [a, b] or one `- item` a line"
         case "literal_error":

@@ -2,11 +2,11 @@
 
 Slurm takes a batch job's result from the batch script's node. With `--no-kill` a job outlives that node,
 and then nobody reports a result: after the last step has ended the job stays RUNNING until its time limit.
-Tried on real clusters (22.05.8 and 24.11.5), as a plain user, job submitted with --no-kill, batch node killed, a step
-alive on another node:
+Tried on real clusters (22.05.8 and 24.11.5), as a plain user, job submitted with --no-kill, batch node
+killed, a step alive on another node:
 
 - `scancel JOB` ends it, as CANCELLED;
-- cancelling or ending its steps leaves it RUNNING;
+- when its steps have ended it stays RUNNING;
 - libslurm's `slurm_complete_job(job_id, status)` from a surviving node ends it at once as COMPLETED for
   status 0 (exit code 0:0), as FAILED with exit code n:0 for status n << 8. slurmctld lets the job's owner
   do that.

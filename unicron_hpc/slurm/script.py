@@ -26,18 +26,33 @@ _BARE = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]{}()&|!*^~-]+", re.ASCII)
 def sbatch_options(settings: Settings) -> tuple[str, ...]:
     """Every sbatch option of the job, each as `--name=value`, unquoted."""
     slurm = settings.slurm
-    output = f"{patterns.literal(str(settings.run_dir))}/%x-%j.out"
     options = [
         f"--job-name={settings.name}",
         f"--nodes={slurm.total_nodes}",
         "--ntasks-per-node=1",
         "--no-kill",
-        f"--output={output}",
+        f"--output={output_pattern(settings)}",
         "--open-mode=append",
         "--export=ALL",
     ]
     options.extend(_user_options(slurm))
     return tuple(options)
+
+
+def output_pattern(settings: Settings) -> str:
+    """Where the batch script's output goes, as Slurm's filename pattern.
+
+    Raises
+    ------
+    ConfigError
+        When the folder's name cannot be in a pattern.
+    """
+    return f"{patterns.literal(str(settings.run_dir))}/%x-%j.out"
+
+
+def output_file(settings: Settings, job_id: str) -> Path:
+    """The file into which Slurm writes the batch script's output."""
+    return Path(patterns.expand_pattern(output_pattern(settings), {"x": settings.name, "j": job_id}))
 
 
 def render(settings: Settings, run_folder: Path, *, source: str = "", python: str = "") -> str:

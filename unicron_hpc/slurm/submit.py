@@ -37,12 +37,15 @@ class Submitted:
         Its number.
     run_folder
         Its folder.
+    output
+        The file with the batch script's output.
     warnings
         What the user should know: variables that were ignored, what sbatch said beside the number.
     """
 
     job_id: str
     run_folder: Path
+    output: Path
     warnings: tuple[str, ...]
 
 
@@ -123,7 +126,8 @@ def submit(
         raise _refusal(done, path)
     job_id = parsing.parse_submission(done.stdout)
     said = tuple(line for line in done.stderr.splitlines() if line.strip())
-    return Submitted(job_id, run_folder.claim_run_folder(staged, job_id), (*warnings, *said))
+    folder = run_folder.claim_run_folder(staged, job_id)
+    return Submitted(job_id, folder, script.output_file(request.settings, job_id), (*warnings, *said))
 
 
 def check_size(settings: Settings, sizes: Mapping[str, int], default: str) -> None:
