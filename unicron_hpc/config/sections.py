@@ -192,6 +192,8 @@ class RecoverySettings(Frozen):
     """Attempts in place before an incident is raised one level."""
     min_nodes: Count = 1
     """Fewest nodes on which the job goes on."""
+    quorum_timeout: Positive = 120.0
+    """How long nodes that are no majority wait for slurmctld to say that the others are dead."""
     drain: bool = True
     """Ask Slurm to drain bad nodes."""
     shutdown_grace: Positive = 10.0

@@ -55,9 +55,6 @@ log = logging.getLogger(__name__)
 NODE_VARIABLE = "UNICRON_NODE"
 _PR_SET_CHILD_SUBREAPER = 36
 
-#: Exit code of an agent that was cut off from the majority.
-EXIT_MINORITY = 76
-
 
 class Agent:
     """One node's agent.
@@ -356,7 +353,9 @@ class Agent:
             post=self._post,
             forget=self._transport.forget,
             addresses=lambda: directory.addresses(self.run_folder),
-            own_node_well=lambda: this_node_is_well(self.allocation, self.node),
+            witness=lambda absent: (
+                this_node_is_well(self.allocation, self.node) and missing_are_down(self.allocation, absent)
+            ),
         )
         self._coordinator.start(self._leader_term)
 

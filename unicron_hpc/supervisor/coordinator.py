@@ -19,7 +19,6 @@ from unicron_hpc.report.summary import write_summary
 from unicron_hpc.supervisor.allocation import Allocation
 from unicron_hpc.supervisor.commit_log import CommitLog
 from unicron_hpc.supervisor.draining import Drains
-from unicron_hpc.supervisor.election import Verdict, verdict
 from unicron_hpc.supervisor.ending import end_orphaned_job
 from unicron_hpc.supervisor.incident import Evidence
 from unicron_hpc.supervisor.members import Members, Node
@@ -40,13 +39,13 @@ from unicron_hpc.supervisor.messages import (
     StopRank,
     TellRank,
 )
+from unicron_hpc.supervisor.office import Office, Standing
+from unicron_hpc.supervisor.quorum import EXIT_MINORITY, Quorum, Right
 from unicron_hpc.supervisor.rank_messages import RankAddress, ToRank
+from unicron_hpc.supervisor.startup import Startup
 from unicron_hpc.supervisor.task_control import TaskControl
 
 log = logging.getLogger(__name__)
-
-#: Once all active nodes are there, how long spares and stragglers may still take to join, in seconds.
-JOIN_GRACE = 15.0
 
 
 class Coordinator:
@@ -64,8 +63,8 @@ class Coordinator:
         Drops the connection to a lost node.
     addresses
         Reads where agents listen.
-    own_node_well
-        Asks slurmctld whether it has contact with this node.
+    witness
+        Asks slurmctld whether these nodes are lost to it, and this one is not (blocks; used in a thread).
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class Coordinator:
         post: Callable[[str, Body], None],
         forget: Callable[[str], None],
         addresses: Callable[[], Mapping[str, str]],
-        own_node_well: Callable[[], bool],
+        witness: Callable[[Sequence[str]], bool],
     ) -> None:
         self.journal = Journal(run_folder)
         self.commits = CommitLog(run_folder)
@@ -93,24 +92,25 @@ class Coordinator:
         self._post = post
         self._forget = forget
         self._addresses = addresses
-        self._own_node_well = own_node_well
         self._members = Members(allocation.nodes, allocation.active)
         self._drains = Drains(allocation, self.journal, settings.recovery.drain)
         self._epoch = snapshot.epoch if snapshot else 0
         self._incidents = snapshot.incidents if snapshot else 0
         self._started = snapshot.started if snapshot else time.time()
-        self._begun = time.monotonic()
-        self._last_join = self._begun
         self._last_beat = 0.0
         self._training = snapshot is not None and any(task.layout is not None for task in snapshot.tasks)
-        self._data_ready: set[str] = {t.name for t in snapshot.tasks if t.data_ready} if snapshot else set()
-        self._data_asked: set[str] = set()
         self._over = False
-        self._unconfirmed: float | None = None
-        self._unheard: set[str] = set()
-        self._takeover_until: float | None = None
-        self._held_back: list[tuple[str, Body]] = []
         self._ending: asyncio.Task[None] | None = None
+        recovery = settings.recovery
+        self._quorum = Quorum([node.name for node in self._members], witness, recovery.quorum_timeout)
+        self._office = Office(self._members, recovery.node_timeout, recovery.startup_timeout)
+        self._startup = Startup(
+            self._members,
+            allocation.active,
+            [task.name for task in settings.task_list()],
+            recovery.startup_timeout,
+            time.monotonic(),
+        )
         self._tasks: dict[str, TaskControl] = {}
         for task in settings.task_list():
             work = task_work(task, settings.slurm)
@@ -133,11 +133,12 @@ class Coordinator:
             )
             return
         self._members.adopt(self._snapshot.members, now)
+        self.epoch_runs()
         for known in self._snapshot.tasks:
             if known.name in self._tasks:
                 self._tasks[known.name].adopt(known)
-        self._unheard = {node.name for node in self._members.alive()}
-        self._takeover_until = now + self._settings.recovery.node_timeout
+        self._startup.data_ready = {task.name for task in self._snapshot.tasks if task.data_ready}
+        self._office.succeed(self._predecessor, now)
         self.changed()
 
     def close(self) -> None:
@@ -146,6 +147,7 @@ class Coordinator:
         for task in self._tasks.values():
             task.close()
         self._drains.close()
+        self._quorum.close()
         self.commits.close()
         self.journal.close()
 
@@ -164,11 +166,8 @@ class Coordinator:
         node.heard = time.monotonic()
         if self._over:
             return
-        waiting = self._unconfirmed is not None or self._takeover_until is not None
-        if waiting and not isinstance(body, Heartbeat | Join):
-            self._held_back.append((sender, body))
-            return
-        self._dispatch(node, body)
+        if not self._office.hold_back(sender, body):
+            self._dispatch(node, body)
 
     def _dispatch(self, node: Node, body: Body) -> None:
         match body:
@@ -192,7 +191,7 @@ class Coordinator:
                 if error:
                     self.fail(f"the data of task {name} could not be prepared", error)
                 else:
-                    self._data_ready.add(name)
+                    self._startup.data_ready.add(name)
                     self.changed()
 
     def tick(self, now: float) -> None:
@@ -205,18 +204,20 @@ class Coordinator:
             for node in self._members:
                 if node.role is not Role.LOST and node.name != self._node:
                     self._post(node.name, Beat())
-        if self._unconfirmed is not None:
-            self._confirm(now)
-            return
-        if self._takeover_until is not None:
-            if self._unheard - {self._predecessor} and now < self._takeover_until:
+        match self._office.look(now):
+            case Standing.WAITING:
                 return
-            self._take_over()
-        for node in self._members.silent(now, recovery.node_timeout):
-            if node.name != self._node:
-                silence = f"no heartbeat for {now - (node.heard or now):.2f} s"
-                self._lose(node, Evidence(LOST_CONNECTION, Method.NODE_HEALTH, node.name, None, silence))
-        if self._over:
+            case Standing.DESERTED:
+                self._desert("no majority came back after this agent was stopped")
+                return
+            case Standing.TAKING_OVER:
+                self._take_over()
+            case Standing.CONFIRMED:
+                self._replay()
+            case Standing.IN_OFFICE:
+                pass
+        self._look_for_lost(now)
+        if self._over or self._quorum.short:
             return
         if not self._training:
             self._try_to_start(now)
@@ -225,12 +226,11 @@ class Coordinator:
 
     def _take_over(self) -> None:
         """Everybody has told what runs on his node (or had the time to): go on from there."""
-        self._takeover_until = None
         predecessor = self._members.get(self._predecessor) if self._predecessor else None
         evidence = Evidence(
             LOST_CONNECTION, Method.NODE_HEALTH, self._predecessor or "", None, "the coordinator went silent"
         )
-        if predecessor is not None and predecessor.name in self._unheard:
+        if predecessor is not None and self._office.is_silent(predecessor.name):
             self._lose(predecessor, evidence)
         if self._training and not self._over:
             # The predecessor may have died in the middle of a transition: only a new epoch is certain.
@@ -239,8 +239,7 @@ class Coordinator:
         self._replay()
 
     def _replay(self) -> None:
-        held, self._held_back = self._held_back, []
-        for sender, body in held:
+        for sender, body in self._office.release():
             self.handle(sender, body)
 
     def stalled(self, seconds: float) -> None:
@@ -249,27 +248,16 @@ class Coordinator:
         self._members.shift(seconds)
         for task in self._tasks.values():
             task.shift(seconds)
-        if seconds > self._settings.recovery.node_timeout / 2 and self._unconfirmed is None:
-            self._unconfirmed = time.monotonic()
-
-    def _confirm(self, now: float) -> None:
-        """After a stall: decide and write nothing until a majority has spoken to us in our term."""
-        assert self._unconfirmed is not None  # called only then
-        alive = self._members.alive()
-        votes = self._members.heard_since(self._unconfirmed)
-        if verdict(votes, len(alive)) is Verdict.WON:
-            self._unconfirmed = None
-            self._replay()
-        elif now - self._unconfirmed > self._settings.recovery.startup_timeout:
-            self.fail("this coordinator lost contact with the majority of its nodes")
+        if seconds > self._settings.recovery.node_timeout / 2:
+            self._office.stalled(time.monotonic())
 
     def _on_join(self, node: Node, join: Join) -> None:
         first = not node.joined or node.agent_pid != join.agent_pid
-        self._unheard.discard(node.name)
+        self._office.heard(node.name)
         node.address, node.agent_pid, node.slots = join.address, join.agent_pid, join.slots
         node.heard = time.monotonic()
         node.warm = join.warm
-        self._last_join = node.heard
+        self._startup.joined(node.heard)
         self._epoch = max(self._epoch, join.epoch)
         if first:
             self.journal.write(
@@ -298,39 +286,15 @@ class Coordinator:
     # ------------------------------------------------------------ start
 
     def _try_to_start(self, now: float) -> None:
-        recovery = self._settings.recovery
-        alive = self._members.alive()
-        waiting = self._members.waiting()
-        if not alive:
-            return
-        for task in self._tasks.values():
-            if task.name not in self._data_ready | self._data_asked:
-                self._post(self._node, PrepareData(task.name))
-                self._data_asked.add(task.name)
-        if waiting:
-            enough = len(alive) >= self._allocation.active
-            patient = (
-                now - self._last_join < JOIN_GRACE if enough else now - self._begun < recovery.startup_timeout
-            )
-            if patient:
-                return
-        if len(self._data_ready) < len(self._tasks):
+        self._startup.prepare(lambda task: self._post(self._node, PrepareData(task)))
+        if not self._startup.may_begin(now):
             return
         self._training = True
-        for node in waiting:
-            node.heard = now
+        for node in self._startup.stand_in():
             finding = Finding("agent did not start", Severity.SEV1)
             self._lose(node, Evidence(finding, Method.NODE_HEALTH, node.name, None, "never joined"))
-        self._fill_active()
         for task in self._tasks.values():
             task.begin()
-
-    def _fill_active(self) -> None:
-        """Spares stand in for active nodes that never came."""
-        alive = self._members.alive()
-        short = self._allocation.active - sum(1 for node in alive if node.role is Role.ACTIVE)
-        for node in [node for node in alive if node.role is Role.SPARE][: max(0, short)]:
-            node.role = Role.ACTIVE
 
     # ------------------------------------------------------------ nodes
 
@@ -338,7 +302,6 @@ class Coordinator:
         """Take a node out of the plan for good."""
         if node.role is Role.LOST:
             return
-        before = len(self._members.alive())
         node.role = Role.LOST
         left = len(self._members.alive())
         self.journal.write(
@@ -346,12 +309,6 @@ class Coordinator:
         )
         log.warning("node %s is lost: %s", node.name, evidence.detail)
         self._forget(node.name)
-        if not self._may_go_on(left, before):
-            self.fail(
-                f"only {left} of {before} nodes are in contact; the others may be alive and training",
-                f"last lost: {node.name} ({evidence.detail})",
-            )
-            return
         if left < self._settings.recovery.min_nodes:
             self.fail(
                 f"{left} nodes are left, recovery.min_nodes is {self._settings.recovery.min_nodes}",
@@ -364,10 +321,33 @@ class Coordinator:
             for task in self._tasks.values():
                 task.on_node_lost(node.name, evidence)
 
-    def _may_go_on(self, left: int, before: int) -> bool:
-        """Whether this side holds the majority (with slurmctld's word in a tie)."""
-        judged = verdict(left, before)
-        return judged is Verdict.WON or (judged is Verdict.TIED and self._own_node_well())
+    def _look_for_lost(self, now: float) -> None:
+        """Take silent nodes out, if those that are left may decide without them."""
+        silent = [
+            node
+            for node in self._members.silent(now, self._settings.recovery.node_timeout)
+            if node.name != self._node
+        ]
+        left = {node.name for node in self._members.alive()} - {node.name for node in silent}
+        match self._quorum.judge(left, now):
+            case Right.GO_ON:
+                for node in silent:
+                    detail = f"no heartbeat for {now - (node.heard or now):.2f} s"
+                    self._lose(node, Evidence(LOST_CONNECTION, Method.NODE_HEALTH, node.name, None, detail))
+            case Right.STOP:
+                for task in self._tasks.values():
+                    task.suspend()
+            case Right.GIVE_UP:
+                self._desert(f"only {len(left)} of {len(self._quorum.committed)} nodes are in contact")
+
+    def _desert(self, reason: str) -> None:
+        """This side may not decide any more: end without a word in the run folder."""
+        self._over = True
+        log.error("%s; this side ends and writes nothing", reason)
+        print(f"unicron on {self._node}: {reason}; the others decide", file=sys.stderr, flush=True)
+        for task in self._tasks.values():
+            task.close()
+        self._post(self._node, Finish(EXIT_MINORITY, reason))
 
     # ------------------------------------------------------------ what tasks ask (Hub)
 
@@ -406,6 +386,10 @@ class Coordinator:
         finding = Finding("ranks keep failing on this node", Severity.SEV1)
         self._lose(member, Evidence(finding, Method.PROCESS, node, None, reason))
 
+    def epoch_runs(self) -> None:
+        """All who are here have taken part in a decision: they are the membership that the next one needs."""
+        self._quorum.commit(node.name for node in self._members.alive())
+
     def changed(self) -> None:
         """Roles follow the layouts; everybody gets the new snapshot."""
         if self._training:
@@ -428,7 +412,7 @@ class Coordinator:
             coordinator=self._node,
             epoch=self._epoch,
             members=self._members.snapshot(),
-            tasks=tuple(t.snapshot(t.name in self._data_ready) for t in self._tasks.values()),
+            tasks=tuple(t.snapshot(t.name in self._startup.data_ready) for t in self._tasks.values()),
             incidents=self._incidents,
             started=self._started,
         )

@@ -222,4 +222,8 @@ def decode(data: bytes) -> Envelope:
     msgspec.DecodeError
         When the bytes are not one of our messages (also msgspec.ValidationError).
     """
-    return _decoder.decode(data)
+    try:
+        return _decoder.decode(data)
+    except (RecursionError, UnicodeDecodeError) as error:
+        # Deep nesting in a field that we do not know; the receiver shall have one error to expect.
+        raise msgspec.DecodeError(str(error)) from error

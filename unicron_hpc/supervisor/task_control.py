@@ -107,6 +107,11 @@ class TaskControl:
         if self._running:
             self._running.cancel()
 
+    def suspend(self) -> None:
+        """Have all ranks stop where they are; the next transition lets them go on."""
+        for process in self._state.seats:
+            self._hub.tell(process.address, Cut(self._state.epoch + 1))
+
     def shift(self, seconds: float) -> None:
         """The coordinator itself did not run for that long."""
         self._progress.shift(seconds)

@@ -234,6 +234,7 @@ class Transition:
         )
         log.info("epoch %d runs after %.3f s: %s", self.epoch, clock.total(), clock.seconds)
         self._checkpoints.begin_epoch(self.epoch, layout)
+        self._hub.epoch_runs()
         self._hub.changed()
 
     async def _until(self, condition: Callable[[], bool]) -> None:

@@ -1,0 +1,97 @@
+"""Whether the nodes in contact may decide without the silent ones."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from unicron_hpc.supervisor.election import Verdict, verdict
+
+log = logging.getLogger(__name__)
+
+#: Exit code of an agent on the side that may not go on.
+EXIT_MINORITY = 76
+#: Seconds between two questions to slurmctld.
+ASK_INTERVAL = 2.0
+
+
+class Right(enum.Enum):
+    """What the nodes in contact may do."""
+
+    GO_ON = "go on"  # they are the majority, or the missing are known to be dead
+    STOP = "stop"  # just now they have become a minority: training stops
+    WAIT = "wait"  # still a minority; slurmctld is being asked
+    GIVE_UP = "give up"  # a minority for too long
+
+
+class Quorum:
+    """The majority rule over the last committed membership, with slurmctld as witness.
+
+    More than half of the members that took part in the last decision may decide alone. Fewer may only if
+    slurmctld, too, has lost every missing node and still has contact with this one: then the missing are dead
+    and cannot go on by themselves.
+
+    Parameters
+    ----------
+    members
+        The first membership: the whole allocation.
+    witness
+        Says whether slurmctld has lost these nodes; blocks, so it is called in a thread.
+    limit
+        Seconds of being a minority after which this side gives up.
+    """
+
+    def __init__(
+        self, members: Iterable[str], witness: Callable[[Sequence[str]], bool], limit: float
+    ) -> None:
+        self.committed = frozenset(members)
+        self._witness = witness
+        self._limit = limit
+        self._since: float | None = None
+        self._dead: frozenset[str] = frozenset()
+        self._question: asyncio.Task[None] | None = None
+        self._asked_at = 0.0
+
+    @property
+    def short(self) -> bool:
+        """Whether this side is, for now, a minority."""
+        return self._since is not None
+
+    def commit(self, members: Iterable[str]) -> None:
+        """These members have taken part in a decision."""
+        self.committed = frozenset(members)
+        self._dead = frozenset()
+
+    def judge(self, left: Collection[str], now: float) -> Right:
+        """What the members in `left` may do; asks slurmctld in the background where it matters."""
+        missing = self.committed - set(left)
+        here = self.committed & set(left)
+        if verdict(len(here), len(self.committed)) is Verdict.WON or missing <= self._dead:
+            self._since = None
+            return Right.GO_ON
+        if now - self._asked_at >= ASK_INTERVAL and (self._question is None or self._question.done()):
+            self._asked_at = now
+            self._question = asyncio.create_task(self._ask(sorted(missing)))
+        if self._since is None:
+            self._since = now
+            return Right.STOP
+        return Right.GIVE_UP if now - self._since > self._limit else Right.WAIT
+
+    def close(self) -> None:
+        """Ask no more."""
+        if self._question:
+            self._question.cancel()
+
+    async def _ask(self, missing: list[str]) -> None:
+        begun = time.monotonic()
+        if await asyncio.to_thread(self._witness, missing):
+            self._dead = frozenset(missing)
+        log.info(
+            "slurmctld on %s: %s (%.1f s)",
+            ",".join(missing),
+            "lost" if self._dead else "not known to be lost",
+            time.monotonic() - begun,
+        )
