@@ -186,11 +186,10 @@ def check_recovery(recovery: RecoverySettings, slurm: SlurmSettings | None) -> I
             f"(heartbeat_interval {recovery.heartbeat_interval:g} s)",
             f"write at least {2 * recovery.heartbeat_interval:g}",
         )
-    if recovery.iteration_failure_factor <= recovery.iteration_warning_factor:
+    if recovery.iteration_failure_factor <= 1:
         yield (
             ("recovery", "iteration_failure_factor"),
-            f"iteration_failure_factor {recovery.iteration_failure_factor:g} is not above "
-            f"iteration_warning_factor {recovery.iteration_warning_factor:g}",
+            f"iteration_failure_factor {recovery.iteration_failure_factor:g} calls the mean itself a fault",
             "write a larger one, e.g. 3.0",
         )
     if slurm is not None and recovery.min_nodes > slurm.nodes:

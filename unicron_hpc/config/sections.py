@@ -174,8 +174,6 @@ class RecoverySettings(Frozen):
     """Time between an agent's signs of life."""
     node_timeout: Positive = 2.0
     """Silence after which a node is lost."""
-    iteration_warning_factor: Positive = 1.1
-    """An iteration that takes this many times the mean is noted."""
     iteration_failure_factor: Positive = 3.0
     """An iteration that takes this many times the mean is a fault."""
     iteration_failure_floor: Positive = 5.0
@@ -196,5 +194,3 @@ class RecoverySettings(Frozen):
     """How long nodes that are no majority wait for slurmctld to say that the others are dead."""
     drain: bool = True
     """Ask Slurm to drain bad nodes."""
-    shutdown_grace: Positive = 10.0
-    """How long ranks may take to end when told to, before they are killed."""
