@@ -75,7 +75,7 @@ def test_exec_passes_exit_code_input_output_and_signals_through(docker: Cluster)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
-        assert process.stdout.read() == "got it\n"
+        assert process.communicate(timeout=30)[0] == "got it\n"
     assert process.returncode == 9
 
 
