@@ -282,7 +282,7 @@ def test_no_option_is_both_known_and_refused() -> None:
 
 
 _WORDS = st.sampled_from(
-    ["x", "no", "0123", "1e5", "72:00:00", "a: b", "# c", "'q'", '"', "null", "ü", "[a", "~"]
+    ["x", "no", "0123", "0o17", "1e5", "72:00:00", "a: b", "# c", "'q'", '"', "null", "ü", "[a", "~"]
 )
 
 
@@ -304,6 +304,13 @@ def test_resolved_settings_are_read_back_as_they_were(
         assert "\ntasks:" not in dump_resolved(settings)
     again = loads(dump_resolved(settings), "train.yaml", Context(Path("/"), Path("/"), expand=False))
     assert again == settings
+
+
+@pytest.mark.parametrize("word", ["no", "0123", "0o17", "0x1f", "1e5", "72:00:00", "a: b", "null", "~"])
+def test_a_text_that_has_to_be_quoted_is_quoted_in_the_resolved_file(word: str) -> None:
+    settings = load_text(VALID)
+    settings = settings.model_copy(update={"slurm": settings.slurm.model_copy(update={"comment": word})})
+    assert load_text(dump_resolved(settings)).slurm.comment == word
 
 
 def test_the_resolved_file_of_a_run_folder_is_found_by_the_folder(tmp_path: Path) -> None:
