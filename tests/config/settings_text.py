@@ -31,8 +31,8 @@ data:
 
 
 def load_text(text: str, overrides: Sequence[str] = (), *, expand: bool = False) -> Settings:
-    """Settings of `text`, as if it were /work/train.yaml and the current folder /here."""
-    return loads(text, "train.yaml", Context(Path("/work"), Path("/here"), expand=expand), overrides)
+    """Settings of `text`, as if it were /project/train.yaml and the current folder /here."""
+    return loads(text, "train.yaml", Context(Path("/project"), Path("/here"), expand=expand), overrides)
 
 
 def problems(text: str, overrides: Sequence[str] = ()) -> list[str]:

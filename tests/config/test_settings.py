@@ -223,10 +223,10 @@ def test_variables_in_paths_are_expanded(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("HOME", "/home/u")
     line = case("yaml-15")[0].replace("log_dir", "run_dir")
     text = VALID.replace("text: /data/corpus.txt", "text: sub/corpus.txt")
-    context = Context(Path("/work"), Path("/here"))
+    context = Context(Path("/project"), Path("/here"))
 
     def run_dir(value: str) -> str:
-        with pytest.raises(SettingsError, match=r"no file /work/sub/corpus\.txt"):
+        with pytest.raises(SettingsError, match=r"no file /project/sub/corpus\.txt"):
             loads(text + value, "t.yaml", context)
         return str(
             loads(
@@ -268,7 +268,7 @@ def test_a_bare_name_of_a_program_is_looked_up_in_the_job() -> None:
     assert load_text(changed("nodes: 4", "nodes: 4\n  python: python3")).slurm.python == "python3"
     assert (
         load_text(changed("nodes: 4", "nodes: 4\n  python: env/bin/python")).slurm.python
-        == "/work/env/bin/python"
+        == "/project/env/bin/python"
     )
 
 
