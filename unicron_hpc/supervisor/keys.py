@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,8 +32,8 @@ def make_keys(run_folder: Path) -> JobKeys:
     path = run_folder / KEY_FILE
     public, secret = zmq.curve_keypair()
     text = json.dumps({"public": public.decode(), "secret": secret.decode()})
-    temporary = run_folder / f".{KEY_FILE}.{os.getpid()}"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    # A name of its own each time (and 0600): process numbers repeat across containers and restarts.
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{KEY_FILE}.", dir=run_folder)
     try:
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
@@ -56,7 +57,7 @@ def read_keys(run_folder: Path) -> JobKeys:
         status = path.stat()
         content = json.loads(path.read_text())
         keys = JobKeys(content["public"].encode(), content["secret"].encode())
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnicronError(
             f"cannot read the job's keys: {error}", where=str(path), hint="Is this the job's run folder?"
         ) from error
