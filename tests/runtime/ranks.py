@@ -8,7 +8,9 @@ import faulthandler
 import os
 import queue
 import signal
+import sys
 import threading
+import time
 import traceback
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
@@ -24,6 +26,7 @@ from unicron_hpc.config.settings import TaskSettings
 from unicron_hpc.planner.layout import Layout, Replica, Seat, Stage
 from unicron_hpc.planner.movement import Move
 from unicron_hpc.planner.units import holders
+from unicron_hpc.runtime import attempt
 from unicron_hpc.runtime.engine import Engine
 from unicron_hpc.runtime.orders import Holdings, PendingCommit, Phase, Rebuild
 from unicron_hpc.runtime.store import ControlStore
@@ -197,6 +200,9 @@ def _serve(
                 name, arguments = pipe.recv()
             except (EOFError, OSError):
                 os._exit(0)
+            if name == "cut_when_waiting":
+                _await_communication(engine)
+                name = "cut"
             if name == "cut":
                 over.append(arguments[0])
                 engine.cut(*arguments)
@@ -210,6 +216,7 @@ def _serve(
         "holdings": lambda: engine.holdings(),
         "weights": lambda: {k: (s.iteration, s.flat.tolist()) for k, s in engine.snapshot().items()},
         "damage": lambda: _damage_digests(),
+        "deafen": lambda: setattr(engine._guard, "cut", lambda: 0),
         "stall_commit": lambda spared: _stall_commit(engine, spared),
     }
     while True:
@@ -219,6 +226,16 @@ def _serve(
         except Exception as error:
             answer = Answer(None, type(error).__name__, traceback.format_exc())
         pipe.send(answer)
+
+
+def _await_communication(engine: Engine) -> None:
+    """Return once the engine's worker waits for a peer."""
+    while True:
+        thread = engine._worker._thread
+        frame = sys._current_frames().get(thread.ident) if thread else None
+        if frame is not None and frame.f_code.co_filename.endswith(attempt._WAITING_FILES):
+            return
+        time.sleep(0.001)
 
 
 def _damage_digests() -> None:

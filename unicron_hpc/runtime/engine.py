@@ -6,17 +6,19 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 
+import msgspec
 import torch
 import torch.distributed as dist
-from megatron.core.process_groups_config import ProcessGroupCollection
 from torch._C._distributed_c10d import PrefixStore, Store  # torch.distributed hides them from mypy
 
 from unicron_hpc.config.settings import TaskSettings
 from unicron_hpc.runtime import commit, cpu_patches, groups
+from unicron_hpc.runtime.attempt import Attempt, Worker
 from unicron_hpc.runtime.chunk import Chunk, ChunkKey
-from unicron_hpc.runtime.faults import GroupsCut, PeerLost, StateMismatch
+from unicron_hpc.runtime.faults import GroupsCut, PeerLost, StateMismatch, WorkLeftBehind
 from unicron_hpc.runtime.gradients import Gradients
 from unicron_hpc.runtime.inventory import Inventory, UnitLoader
 from unicron_hpc.runtime.iteration import MicroBatchSource, Passes
@@ -28,6 +30,16 @@ from unicron_hpc.runtime.unit_state import UnitState, UnitStates
 
 #: Committed iterations that a rank remembers for those that must catch up.
 RECENT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a rank computes with in one epoch."""
+
+    groups: groups.Groups
+    chunk: Chunk
+    gradients: Gradients
+    passes: Passes
 
 
 class Engine:
@@ -73,9 +85,9 @@ class Engine:
         self._cut_before = -1
         self._inventory = Inventory(self._device, load_units)
         self._chunk: Chunk | None = None
-        self._gradients: Gradients | None = None
-        self._groups: groups.Groups | None = None
-        self._passes: Passes | None = None
+        self._place: Place | None = None
+        self._worker = Worker()
+        self._remains = groups.Remains()
         self._adam = Adam(task.train)
         self._rate = LearningRate(task.train)
         self._seeds = self._dropout_seeds()
@@ -113,6 +125,7 @@ class Engine:
         self._cut_before = max(self._cut_before, before)
         if self._epoch < before:
             self._guard.cut()
+            self._worker.hurry()
 
     def rebuild(self, order: Rebuild, store: Store) -> RebuildReport:
         """Take the place that `order` gives; may follow a fault in any place, any number of times.
@@ -132,7 +145,18 @@ class Engine:
         self._release()
         self._epoch = order.epoch
         with self._faults():
-            return self._rebuild(order, store)
+            self._check_cut()
+            clock = Clock()
+            committed = self._settle_pending(order)
+            commit_seconds = clock.lap()
+            guard, chunk = self._guard, self._chunk
+            place, report = self._worker.call(
+                lambda attempt: self._take_place(order, store, guard, chunk, attempt), self._is_cut
+            )
+            self._check_cut()
+            self._place, self._chunk = place, place.chunk
+            self._iteration = order.iteration
+            return msgspec.structs.replace(report, committed=committed, commit_seconds=commit_seconds)
 
     def run_iteration(self) -> Committed:
         """Compute and commit the next iteration.
@@ -145,19 +169,12 @@ class Engine:
             When loss or gradient is not finite; on every rank alike.
         """
         with self._faults():
-            if self._passes is None or self._gradients is None or self._groups is None:
+            place = self._place
+            if place is None:
                 raise StateMismatch("no epoch has been built", hint="Call rebuild first.")
-            began = time.perf_counter()
-            iteration = self._iteration + 1
+            self._check_cut()
             self._phase = Phase.COMPUTING
-            self._gradients.zero()
-            loss_sum, tokens = self._passes.run(iteration)
-            self._gradients.sum_over_holders(self._groups)
-            own = commit.Totals(self._gradients.squared_norm(), loss_sum, tokens)
-            self._phase = Phase.REDUCED
-            totals = commit.agree(own, self._device)
-            loss, norm = commit.mean_loss_and_norm(totals, self._full_tokens, iteration)
-            return self._apply(PendingCommit(iteration, loss, norm, int(totals.tokens)), began)
+            return self._worker.call(lambda attempt: self._iterate(place, attempt), self._is_cut)
 
     def holdings(self) -> Holdings:
         """What this process holds, for the planner."""
@@ -168,31 +185,46 @@ class Engine:
             units=self._inventory.held(),
             recent=tuple(self._recent),
             pending_units=(
-                tuple(self._chunk.needed) if self._phase is Phase.REDUCED and self._chunk is not None else ()
+                tuple(self._place.chunk.needed)
+                if self._phase is Phase.REDUCED and self._place is not None
+                else ()
             ),
         )
 
     def snapshot(self) -> dict[tuple[str, int], UnitState]:
         """A copy, in host memory, of the units that this rank's place needs."""
-        return self._inventory.copy(self._chunk.needed if self._chunk is not None else ())
+        return self._inventory.copy(self._place.chunk.needed if self._place is not None else ())
 
     # -- one iteration ---------------------------------------------------------------------------------
 
-    def _apply(self, pending: PendingCommit, began: float | None) -> Committed:
-        """Update every unit of the chunk with the gradients in the buffers."""
-        assert self._chunk is not None  # there is no gradient without it
-        assert self._gradients is not None
+    def _iterate(self, place: Place, attempt: Attempt) -> Committed:
+        began = time.perf_counter()
+        iteration = self._iteration + 1
+        gradients = place.gradients
+        gradients.zero()
+        loss_sum, tokens = place.passes.run(iteration)
+        gradients.sum_over_holders(place.groups)
+        own = commit.Totals(gradients.squared_norm(), loss_sum, tokens)
+        with attempt.counts():
+            self._phase = Phase.REDUCED
+        totals = commit.agree(own, self._device)
+        loss, norm = commit.mean_loss_and_norm(totals, self._full_tokens, iteration)
+        with attempt.counts():
+            return self._apply(place, PendingCommit(iteration, loss, norm, int(totals.tokens)), began)
+
+    def _apply(self, place: Place, pending: PendingCommit, began: float | None) -> Committed:
+        """Update every unit of the place with the gradients in its buffers."""
         factor = (
             clip_factor(pending.grad_norm, self._task.train.clip_grad) * self._full_tokens / pending.tokens
         )
         if factor != 1.0:
-            self._gradients.scale(factor)
+            place.gradients.scale(factor)
         rate = self._rate.at(pending.iteration)
-        self._adam.step(self._chunk.specs, self._inventory.states, self._gradients, rate)
+        self._adam.step(place.chunk.specs, self._inventory.states, place.gradients, rate)
         self._iteration = pending.iteration
         self._phase = Phase.IDLE
         # What moved away was kept in case the epoch should not come to this.
-        self._inventory.keep_only(self._chunk.needed)
+        self._inventory.keep_only(place.chunk.needed)
         seconds = 0.0 if began is None else time.perf_counter() - began
         committed = Committed(
             pending.iteration, pending.loss, pending.grad_norm, rate, pending.tokens, seconds
@@ -203,39 +235,57 @@ class Engine:
     # -- a new epoch -----------------------------------------------------------------------------------
 
     def _release(self) -> None:
-        """Leave the epoch before: nothing of it runs or writes afterwards."""
-        self._passes = None
+        """Leave the epoch before: nothing of it runs or writes to this rank's state afterwards."""
         self._guard.cut()
-        if self._gradients is not None:
-            self._gradients.settle()
-        self._groups = None
+        self._guard = SocketGuard()
+        if self._place is not None:
+            self._remains.bury(self._place.groups, self._place.gradients.unfinished())
         groups.destroy_groups()
+        self._remains.clear()
 
-    def _rebuild(self, order: Rebuild, store: Store) -> RebuildReport:
-        clock = _Clock()
-        self._check_cut()
-        committed = self._settle_pending(order)
-        commit_seconds = clock.lap()
+    def _settle_pending(self, order: Rebuild) -> Committed | None:
+        """Apply the iteration that was under way, if it counts; else forget it."""
+        pending, place = order.commit, self._place
+        committed = None
+        if (
+            pending is not None
+            and place is not None
+            and self._phase is Phase.REDUCED
+            and pending.iteration == self._iteration + 1
+        ):
+            committed = self._apply(place, pending, None)
+        self._phase = Phase.IDLE
+        self._place = None
+        return committed
+
+    def _take_place(
+        self, order: Rebuild, store: Store, guard: SocketGuard, chunk: Chunk | None, attempt: Attempt
+    ) -> tuple[Place, RebuildReport]:
+        clock = Clock()
         position = order.layout.position(order.rank)
         model = self._task.model
         plan = groups.plan_groups(
             order.layout, order.rank, tied=model.tied, learned_positions=model.learned_positions
         )
-        built = self._build_groups(order, plan, store)
+        built = self._build_groups(order, plan, store, guard)
         groups_seconds = clock.lap()
         collection = groups.collection(built)
+        groups.publish(collection)
         key = ChunkKey.of(position)
-        kept = self._chunk is not None and self._chunk.key == key
-        chunk = self._place_chunk(key, collection)
+        ContentTracker(self._seeds, key.tensor_index, key.tensor).install()
+        kept = chunk is not None and chunk.key == key
+        if chunk is not None and kept:
+            chunk.regroup(collection)
+        else:
+            chunk = Chunk(key, self._task, collection, self._seeds, self._device)
         chunk_seconds = 0.0 if kept else clock.lap()
-        sources = self._inventory.bring(order, chunk.needed, chunk.config, self._task.train.seed)
+        sources = self._inventory.bring(order, chunk.needed, chunk.config, self._task.train.seed, attempt)
         chunk.bind(self._inventory.states)
-        if self._gradients is None or not self._gradients.fits(plan.holder_sets, order.rank):
-            self._gradients = Gradients(chunk.specs, plan.holder_sets, order.rank, self._device)
-            chunk.bind_gradients(self._gradients.views)
+        gradients = Gradients(chunk.specs, plan.holder_sets, order.rank, self._device)
+        chunk.bind_gradients(gradients.views)
         state_seconds = clock.lap()
         built.use_once()
-        self._passes = Passes(
+        passes = Passes(
             chunk,
             collection,
             order.layout,
@@ -245,32 +295,22 @@ class Engine:
             seq_length=model.seq_length,
             device=self._device,
         )
-        self._groups = built
-        self._iteration = order.iteration
-        self._check_cut()
-        return RebuildReport(
+        report = RebuildReport(
             epoch=order.epoch,
-            commit_seconds=commit_seconds,
+            commit_seconds=0.0,
             groups_seconds=groups_seconds,
             chunk_seconds=chunk_seconds,
             state_seconds=state_seconds,
             warm_seconds=clock.lap(),
             chunk_kept=kept,
             bytes_by_source=sources,
-            committed=committed,
         )
+        return Place(built, chunk, gradients, passes), report
 
-    def _settle_pending(self, order: Rebuild) -> Committed | None:
-        """Apply the iteration that was under way, if it counts; else forget it."""
-        pending = order.commit
-        committed = None
-        if pending is not None and self._phase is Phase.REDUCED and pending.iteration == self._iteration + 1:
-            committed = self._apply(pending, None)
-        self._phase = Phase.IDLE
-        return committed
-
-    def _build_groups(self, order: Rebuild, plan: groups.GroupPlan, store: Store) -> groups.Groups:
-        self._guard.begin(order.layout.world_size)
+    def _build_groups(
+        self, order: Rebuild, plan: groups.GroupPlan, store: Store, guard: SocketGuard
+    ) -> groups.Groups:
+        guard.begin(order.layout.world_size)
         try:
             self._check_cut()
             return groups.build_groups(
@@ -282,23 +322,15 @@ class Engine:
                 using=self._using,
             )
         finally:
-            self._guard.end()
-
-    def _place_chunk(self, key: ChunkKey, collection: ProcessGroupCollection) -> Chunk:
-        """The model for this place: the one that is here if it fits, else a new one."""
-        groups.publish(collection)
-        ContentTracker(self._seeds, key.tensor_index, key.tensor).install()
-        if self._chunk is not None and self._chunk.key == key:
-            self._chunk.regroup(collection)
-        else:
-            self._gradients = None
-            self._chunk = Chunk(key, self._task, collection, self._seeds, self._device)
-        return self._chunk
+            guard.end()
 
     # -- faults ----------------------------------------------------------------------------------------
 
+    def _is_cut(self) -> bool:
+        return self._epoch < self._cut_before
+
     def _check_cut(self) -> None:
-        if self._epoch < self._cut_before:
+        if self._is_cut():
             raise GroupsCut(f"epoch {self._epoch} was cut")
 
     @contextlib.contextmanager
@@ -306,10 +338,14 @@ class Engine:
         """Name what a broken connection looks like from inside torch."""
         try:
             yield
+        except WorkLeftBehind:
+            # It may still write to the chunk and its gradients, some day; the state is not in its reach.
+            self._chunk = None
+            raise
         except GroupsCut:
             raise
         except Exception as error:
-            if self._epoch < self._cut_before:
+            if self._is_cut():
                 raise GroupsCut(f"epoch {self._epoch} was cut") from error
             if isinstance(error, dist.DistError) or "gloo" in str(error):
                 raise PeerLost(f"a connection of epoch {self._epoch} broke: {error}") from error
@@ -326,7 +362,7 @@ class Engine:
         return DropoutSeeds(self._task.train.seed, generator)
 
 
-class _Clock:
+class Clock:
     """Seconds between laps."""
 
     def __init__(self) -> None:

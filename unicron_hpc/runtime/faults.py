@@ -13,6 +13,10 @@ class PeerLost(GroupsCut):
     """A connection to another rank broke or timed out before an order to cut came."""
 
 
+class WorkLeftBehind(GroupsCut):
+    """A communication call did not end with the cut; its thread was left behind."""
+
+
 class StateMismatch(UnicronError):
     """State that arrived, or that is here, is not what the order says it is."""
 

@@ -35,8 +35,6 @@ class Gradients:
         members: dict[Ranks, list[UnitSpec]] = {}
         for spec in specs:
             members.setdefault(holder_sets[spec.key], []).append(spec)
-        self._holder_sets = {spec.key: ranks for ranks, units in members.items() for spec in units}
-        self._rank = rank
         self._buffers: list[_Buffer] = []
         self._units: dict[tuple[str, int], torch.Tensor] = {}
         self._views: dict[tuple[str, str], torch.Tensor] = {}
@@ -59,10 +57,6 @@ class Gradients:
             # What is not split is whole on every tensor rank; it counts once in the norm.
             if counts and (entry.partition_dim is not None or spec.tensor_index == 0):
                 self._counted.append(view)
-
-    def fits(self, holder_sets: dict[tuple[str, int], Ranks], rank: int) -> bool:
-        """Whether these buffers serve `rank` under these holder sets too."""
-        return (self._holder_sets, self._rank) == (holder_sets, rank)
 
     @property
     def views(self) -> dict[tuple[str, str], torch.Tensor]:
@@ -93,14 +87,9 @@ class Gradients:
             work.wait()
         self._running.clear()
 
-    def settle(self) -> None:
-        """Wait for sums that a cut interrupted: nobody writes to the buffers afterwards."""
-        for work in self._running:
-            try:
-                work.wait()
-            except RuntimeError:
-                continue  # ended by the cut, as it should
-        self._running.clear()
+    def unfinished(self) -> list[dist.Work]:
+        """Sums that a fault interrupted; they may write to these buffers until they end."""
+        return [work for work in self._running if not work.is_completed()]
 
     def squared_norm(self) -> float:
         """This rank's part of the squared norm: each parameter counts on one rank of the world only."""

@@ -140,6 +140,22 @@ def destroy_groups() -> None:
     dist.distributed_c10d._world.group_count = 0
 
 
+class Remains:
+    """Groups of past epochs in which something still runs: torch's destructor would wait for it."""
+
+    def __init__(self) -> None:
+        self._graves: list[tuple[Groups, list[dist.Work]]] = []
+
+    def bury(self, groups: Groups, unfinished: list[dist.Work]) -> None:
+        """Keep `groups` while `unfinished` runs."""
+        if unfinished:
+            self._graves.append((groups, unfinished))
+
+    def clear(self) -> None:
+        """Let go of those in which everything has ended."""
+        self._graves = [grave for grave in self._graves if not all(w.is_completed() for w in grave[1])]
+
+
 def collection(groups: Groups) -> ProcessGroupCollection:
     """The groups in the form that Megatron's model and schedules take."""
     solo = SoloGroup.get()

@@ -9,6 +9,7 @@ import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from unicron_hpc.planner.movement import HeldUnit
+from unicron_hpc.runtime.attempt import Attempt
 from unicron_hpc.runtime.faults import StateMismatch
 from unicron_hpc.runtime.initial import initial_state
 from unicron_hpc.runtime.migration import move_states
@@ -61,7 +62,12 @@ class Inventory:
             del self._states[key]
 
     def bring(
-        self, order: Rebuild, needed: Mapping[Key, UnitSpec], config: TransformerConfig, seed: int
+        self,
+        order: Rebuild,
+        needed: Mapping[Key, UnitSpec],
+        config: TransformerConfig,
+        seed: int,
+        attempt: Attempt,
     ) -> dict[str, int]:
         """Have every needed unit here at the order's iteration; the world group must stand.
 
@@ -77,44 +83,53 @@ class Inventory:
         StateMismatch
             When what the order relies on is not here or not what it should be.
         """
+
+        def keep(state: UnitState) -> None:
+            with attempt.counts():
+                self._states[state.unit, state.tensor_index] = state
+
         sources = dict.fromkeys(("local", "peer", "disk", "seed"), 0)
         if order.checkpoint is not None:
-            sources["disk"] = self._load(Path(order.checkpoint), needed.values())
+            sources["disk"] = self._load(Path(order.checkpoint), needed.values(), keep)
         else:
             moved = {(move.unit, move.tensor_index) for move in order.moves if move.target == order.rank}
             sources["local"] = sum(
                 _bytes(state) for key, state in self._states.items() if key in needed and key not in moved
             )
             sources["peer"] = move_states(
-                order.moves, order.rank, self._states, needed, order.iteration, self._device, self._keep
+                order.moves, order.rank, self._states, needed, order.iteration, self._device, keep
             )
             if order.initial and order.iteration == 0:
-                sources["seed"] = self._initialise(needed, config, seed)
+                sources["seed"] = self._initialise(needed, config, seed, keep)
         for key, spec in needed.items():
             self._check(key, spec, order)
-        for key in [key for key, state in self._states.items() if state.iteration != order.iteration]:
-            del self._states[key]  # older than what all ranks agreed on: of no use to anybody
+        with attempt.counts():
+            for key in [key for key, state in self._states.items() if state.iteration != order.iteration]:
+                del self._states[key]  # older than what all ranks agreed on: of no use to anybody
         return sources
 
-    def _keep(self, state: UnitState) -> None:
-        self._states[state.unit, state.tensor_index] = state
-
-    def _initialise(self, needed: Mapping[Key, UnitSpec], config: TransformerConfig, seed: int) -> int:
+    def _initialise(
+        self,
+        needed: Mapping[Key, UnitSpec],
+        config: TransformerConfig,
+        seed: int,
+        keep: Callable[[UnitState], None],
+    ) -> int:
         made = 0
         for key, spec in needed.items():
             if key not in self._states:
                 state = initial_state(spec, config, seed, self._device)
-                self._keep(state)
+                keep(state)
                 made += _bytes(state)
         return made
 
-    def _load(self, path: Path, specs: Iterable[UnitSpec]) -> int:
+    def _load(self, path: Path, specs: Iterable[UnitSpec], keep: Callable[[UnitState], None]) -> int:
         if self._load_units is None:
             raise StateMismatch(f"ordered to load {path}, but this rank has no loader")
         loaded = list(self._load_units(path, specs))
         for state in loaded:
             state.flat = state.flat.to(self._device)
-            self._keep(state)
+            keep(state)
         return sum(_bytes(state) for state in loaded)
 
     def _check(self, key: Key, spec: UnitSpec, order: Rebuild) -> None:
