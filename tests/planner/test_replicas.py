@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.planner.brute import compositions
-from unicron_hpc.planner.replicas import fastest_mix, lower_bound, shares
+from unicron_hpc.planner.replicas import Options, fastest_mix, lower_bound, shares
 
 times = st.sampled_from([0.5, 1.0, 1.7, 3.0, 4.2, 9.0, float("inf")])
 
@@ -38,12 +38,13 @@ def test_no_set_of_replicas_finishes_earlier(through, each, groups, micro_batche
         if sum(kinds) <= groups
         for split in compositions(micro_batches, number)
     ]
-    found = fastest_mix(through, each, groups, micro_batches, replicas=replicas)
+    options = Options(through[None], each[None], np.array([[micro_batches]]))
+    found = fastest_mix(options, groups, micro_batches, replicas=replicas)
     if not every:
         assert found is None
         return
     assert found is not None
-    seconds, mix = found
+    seconds, mix, _ = found
     assert seconds == pytest.approx(min(every))
     assert sum(p * n for p, n in mix) <= groups
     assert replicas is None or sum(n for _, n in mix) <= replicas

@@ -97,7 +97,7 @@ class Depths:
     @cached_property
     def least_parameters(self) -> FloatArray:
         """Parameters of the fullest rank in the partition that keeps them lowest, index depth - 1."""
-        return self._least_parameters(self._caps)
+        return self._least_parameters(self.most)
 
     def least_parameters_at(self, each: FloatArray) -> FloatArray:
         """The same among partitions whose seconds per micro-batch do not exceed `each` (by depth)."""
@@ -107,7 +107,7 @@ class Depths:
         extra[at, at] += self.costs.last
         finite = np.where(np.isfinite(each), each - self.links, 0.0)[:, None]
         room = np.floor((finite / self.slowdown - extra) / self.costs.layer * (1 + EPSILON) + EPSILON)
-        return self._least_parameters(np.minimum(self._caps, np.maximum(room, 0)).astype(np.int64))
+        return self._least_parameters(np.minimum(self.most, np.maximum(room, 0)).astype(np.int64))
 
     def _least_parameters(self, most: IntArray) -> FloatArray:
         costs = self.costs
@@ -137,7 +137,7 @@ class Depths:
         extra = [costs.stage] * depth
         extra[0] += costs.first
         extra[-1] += costs.last
-        most = [int(m) for m in self._caps[depth - 1, :depth]]
+        most = [int(m) for m in self.most[depth - 1, :depth]]
         counts = split_layers(self.num_layers, costs.layer, extra, slowdown=slowdown, most=most)
         if counts is None:
             return None
@@ -146,5 +146,6 @@ class Depths:
         return counts, sum(times) + (depth - 1) * link, max(times) + link
 
     @cached_property
-    def _caps(self) -> IntArray:
+    def most(self) -> IntArray:
+        """Most layers that memory and the parameter cap allow, by (depth - 1, stage)."""
         return self._most(len(self.through))

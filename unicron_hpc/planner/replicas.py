@@ -7,8 +7,10 @@ is found by bisection over the times at which some m_p changes, so the answer is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 
 from unicron_hpc.planner.partition import EPSILON, FloatArray, IntArray
@@ -17,14 +19,14 @@ from unicron_hpc.planner.partition import EPSILON, FloatArray, IntArray
 Mix = tuple[tuple[int, int], ...]
 
 
-def capacities(through: FloatArray, each: FloatArray, seconds: float, micro_batches: int) -> IntArray:
-    """Micro-batches that a replica of each depth computes in `seconds`, at most `micro_batches`.
+def capacities(through: FloatArray, each: FloatArray, seconds: float, most: int | IntArray) -> IntArray:
+    """Micro-batches that each replica computes in `seconds`, at most `most`.
 
     `through` must be finite (`finite`).
     """
     count = np.floor((seconds - through) / each + EPSILON) + 1
     # Not np.clip: in this innermost step the plain functions are several times faster on small arrays.
-    found: IntArray = np.minimum(np.maximum(count, 0), micro_batches).astype(np.int64)
+    found: IntArray = np.minimum(np.maximum(count, 0), most).astype(np.int64)
     return found
 
 
@@ -36,22 +38,11 @@ def finite(through: FloatArray, each: FloatArray) -> tuple[FloatArray, FloatArra
 
 def lower_bound(through: FloatArray, each: FloatArray, groups: int, micro_batches: int) -> float:
     """Seconds that no set of replicas can beat: each depth's groups filled without remainder."""
-    depth = np.arange(1, len(through) + 1)
+    depth = np.arange(1, through.shape[-1] + 1)
     with np.errstate(invalid="ignore"):
         seconds = through + each * np.maximum(micro_batches * depth / groups - 1, 0)
-    seconds = np.where(np.isfinite(through), seconds, np.inf)
-    return float(seconds.min()) if len(seconds) else float("inf")
-
-
-def homogeneous(
-    through: FloatArray, each: FloatArray, groups: int, micro_batches: int
-) -> tuple[IntArray, FloatArray]:
-    """(replicas, seconds) when all replicas have the same depth, by depth - 1; infinite where none fits."""
-    replicas = np.minimum(groups // np.arange(1, len(through) + 1), micro_batches)
-    share = -(-micro_batches // np.maximum(replicas, 1))
-    with np.errstate(invalid="ignore"):
-        seconds = through + (share - 1) * each
-    return replicas, np.where((replicas >= 1) & np.isfinite(through), seconds, np.inf)
+    fits = np.isfinite(through) & (depth <= groups)
+    return float(seconds[fits].min()) if fits.any() else math.inf
 
 
 def knapsack(values: IntArray, groups: int) -> IntArray:
@@ -127,7 +118,7 @@ def unpack_limited(values: IntArray, best: IntArray, wanted: int) -> Mix:
 def smallest_time(
     through: FloatArray,
     each: FloatArray,
-    micro_batches: int,
+    most: int | IntArray,
     enough: Callable[[IntArray], bool],
     low: float,
     high: float,
@@ -139,13 +130,13 @@ def smallest_time(
     """
 
     def count(seconds: float) -> IntArray:
-        return capacities(through, each, seconds, micro_batches)
+        return capacities(through, each, seconds, most)
 
     def below(counts: IntArray) -> float:
         return float(np.where(counts > 0, through + (counts - 1) * each, -np.inf).max())
 
     def above(counts: IntArray) -> float:
-        return float(np.where(counts >= micro_batches, np.inf, through + counts * each).min())
+        return float(np.where(counts >= most, np.inf, through + counts * each).min())
 
     high = below(count(high))
     low = min(above(count(low * (1 - 1e-6))), high)
@@ -166,15 +157,32 @@ def smallest_time(
     return high
 
 
+class Options(msgspec.Struct, frozen=True):
+    """Ways to cut a replica of each depth.
+
+    Attributes
+    ----------
+    through, each
+        Seconds to fill and per further micro-batch, shape (ways, depths); infinite where it does not fit.
+    most
+        Most micro-batches of a replica cut that way, shape (ways, 1): with few of them fewer activations are
+        in flight, so that more layers fit.
+    """
+
+    through: FloatArray
+    each: FloatArray
+    most: IntArray
+
+
 def fastest_mix(
-    through: FloatArray, each: FloatArray, groups: int, micro_batches: int, *, replicas: int | None = None
-) -> tuple[float, Mix] | None:
+    options: Options, groups: int, micro_batches: int, *, replicas: int | None = None
+) -> tuple[float, Mix, IntArray] | None:
     """Set of replicas that finishes `micro_batches` first, exact.
 
     Parameters
     ----------
-    through, each
-        Of each depth (`depths.Depths`).
+    options
+        How replicas may be cut.
     groups, micro_batches
         What there is and what there is to do.
     replicas
@@ -182,35 +190,67 @@ def fastest_mix(
 
     Returns
     -------
-    (seconds, mix) or None
-        None when no replica fits.
+    (seconds, mix, way) or None
+        None when the work does not fit; `way[p - 1]` is how replicas of depth p are cut.
     """
-    count = min(len(through), groups)
-    through, each = through[:count], each[:count]
-    number, seconds = homogeneous(through, each, groups, micro_batches)
-    if replicas is not None:
-        share = -(-micro_batches // np.maximum(np.minimum(number, replicas), 1))
-        with np.errstate(invalid="ignore"):
-            seconds = np.where(np.isfinite(seconds), through + (share - 1) * each, np.inf)
-    if not len(seconds) or not np.isfinite(seconds).any():
-        return None
-    low = lower_bound(through, each, groups, micro_batches)
+    count = min(options.through.shape[1], groups)
+    through, each = finite(options.through[:, :count], options.each[:, :count])
+    most = np.minimum(options.most, micro_batches)
 
-    def enough(values: IntArray) -> bool:
+    def at(seconds: float) -> IntArray:
+        return capacities(through, each, seconds, most)
+
+    def enough(counts: IntArray) -> bool:
+        values: IntArray = counts.max(axis=0)
         if replicas is None:
             return bool(knapsack(values, groups)[-1] >= micro_batches)
         return bool(limited_knapsack(values, groups, replicas)[-1, -1] >= micro_batches)
 
-    through, each = finite(through, each)
-    best = smallest_time(through, each, micro_batches, enough, low, float(seconds.min()))
-    values = capacities(through, each, best, micro_batches)
+    high = _equal_depths(options.through, options.each, most, groups, micro_batches, replicas)
+    if not math.isfinite(high):
+        fits = options.through[:, :count] < np.inf
+        if not fits.any():
+            return None
+        high = float((through + (most - 1) * each)[fits].max())
+        if not enough(at(high)):
+            return None
+    low = lower_bound(options.through, options.each, groups, micro_batches)
+    best = smallest_time(through, each, most, enough, low, high)
+    counts = at(best)
+    values: IntArray = counts.max(axis=0)
+    # The last way is the one without a limit; it is preferred.
+    way: IntArray = len(counts) - 1 - counts[::-1].argmax(axis=0)
     if replicas is None:
-        return best, unpack(values, knapsack(values, groups), micro_batches)
-    return best, unpack_limited(values, limited_knapsack(values, groups, replicas), micro_batches)
+        return best, unpack(values, knapsack(values, groups), micro_batches), way
+    return best, unpack_limited(values, limited_knapsack(values, groups, replicas), micro_batches), way
+
+
+def _equal_depths(
+    through: FloatArray,
+    each: FloatArray,
+    most: IntArray,
+    groups: int,
+    micro_batches: int,
+    replicas: int | None,
+) -> float:
+    """Seconds of the best set of equal replicas; infinite where none fits."""
+    number = np.minimum(groups // np.arange(1, through.shape[1] + 1), micro_batches)
+    if replicas is not None:
+        number = np.minimum(number, replicas)
+    share = -(-micro_batches // np.maximum(number, 1))
+    fits = np.isfinite(through) & (number >= 1) & (share <= most)
+    if not fits.any():
+        return math.inf
+    seconds = np.where(fits, through, np.inf) + (share - 1) * np.where(fits, each, 1.0)
+    return float(seconds.min())
 
 
 def shares(
-    through: Sequence[float], each: Sequence[float], number: Sequence[int], micro_batches: int
+    through: Sequence[float],
+    each: Sequence[float],
+    number: Sequence[int],
+    micro_batches: int,
+    most: Sequence[int] | None = None,
 ) -> list[tuple[int, ...]]:
     """Micro-batches of each replica, at least one each, so that the last to finish is as early as possible.
 
@@ -223,6 +263,8 @@ def shares(
         Of each kind of replica: seconds, and how many there are.
     micro_batches
         To share out.
+    most
+        Most micro-batches of a replica of each kind; None for no limit.
 
     Returns
     -------
@@ -235,6 +277,7 @@ def shares(
         When there are more replicas than micro-batches.
     """
     t, e, n = np.array(through), np.array(each), np.array(number)
+    limit = np.full(len(t), micro_batches) if most is None else np.minimum(most, micro_batches)
     if micro_batches < n.sum():
         raise ValueError(f"{micro_batches} micro-batches for {n.sum()} replicas")
 
@@ -242,8 +285,8 @@ def shares(
         return bool(values.all() and (values * n).sum() >= micro_batches)
 
     low = float(t.max())
-    high = float((t + (micro_batches - 1) * e).max())
-    count = capacities(t, e, smallest_time(t, e, micro_batches, enough, low, high), micro_batches)
+    high = float((t + (limit - 1) * e).max())
+    count = capacities(t, e, smallest_time(t, e, limit, enough, low, high), limit)
     surplus = int((count * n).sum()) - micro_batches
     less = np.zeros(len(t), dtype=np.int64)  # replicas of each kind that get one less than `count`
     while surplus > 0:

@@ -58,14 +58,19 @@ class Scope(msgspec.Struct, frozen=True):
     bench: Bench
     costs: StageCosts
 
-    def depths(self, slowdown: float = 1.0, cap: float | FloatArray = math.inf) -> Depths:
-        """Table of pipelines on nodes of one speed, no rank with more than `cap` parameters (by depth)."""
+    def depths(
+        self, slowdown: float = 1.0, cap: float | FloatArray = math.inf, flight: int | None = None
+    ) -> Depths:
+        """Table of pipelines on nodes of one speed.
+
+        No rank has more than `cap` parameters (by depth), no stage more than `flight` micro-batches at once.
+        """
         return Depths(
             self.costs,
             self.work.num_layers,
             tied=self.work.tied,
             deepest=len(self.bench.places),
-            micro_batches=self.micro_batches,
+            micro_batches=self.micro_batches if flight is None else flight,
             groups_per_node=self.bench.per_node,
             slowdown=slowdown,
             parameter_cap=cap,
@@ -75,18 +80,19 @@ class Scope(msgspec.Struct, frozen=True):
         """Seconds after the last micro-batch."""
         return sync_seconds(self.work, parameters, replicas, self.bench.slots, self.bench.nodes)
 
-    def candidate(self, kinds: Sequence[tuple[Pipe, int]]) -> Candidate:
-        """The replicas with their shares and the expected seconds."""
+    def candidate(self, kinds: Sequence[tuple[Pipe, int]], most: Sequence[int] | None = None) -> Candidate:
+        """The replicas with their shares, at most `most` by kind, and the expected seconds."""
         share = shares(
             [pipe.through for pipe, _ in kinds],
             [pipe.each for pipe, _ in kinds],
             [number for _, number in kinds],
             self.micro_batches,
+            most,
         )
         seconds = max(
             pipe.through + (max(m) - 1) * pipe.each for (pipe, _), m in zip(kinds, share, strict=True)
         )
-        most = max(most_parameters(pipe.counts, self.work, self.costs) for pipe, _ in kinds)
+        fullest = max(most_parameters(pipe.counts, self.work, self.costs) for pipe, _ in kinds)
         cores = self.work.hardware.host_cores
         if cores is not None:
             flat = self.work.num_layers * self.costs.layer + self.costs.first + self.costs.last
@@ -99,8 +105,8 @@ class Scope(msgspec.Struct, frozen=True):
             micro_batches=self.micro_batches,
             kinds=tuple(kinds),
             shares=tuple(share),
-            parameters=most,
-            seconds=seconds + self.sync(most, sum(number for _, number in kinds)),
+            parameters=fullest,
+            seconds=seconds + self.sync(fullest, sum(number for _, number in kinds)),
         )
 
 

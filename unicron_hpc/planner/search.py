@@ -10,7 +10,7 @@ import msgspec
 from unicron_hpc.planner import limits
 from unicron_hpc.planner.candidate import Candidate, Pipe, seated
 from unicron_hpc.planner.cost import Prediction, predict
-from unicron_hpc.planner.equal import bound, equal_nodes
+from unicron_hpc.planner.equal import equal_nodes, least_seconds
 from unicron_hpc.planner.layout import Layout
 from unicron_hpc.planner.mixed import fastest_segments
 from unicron_hpc.planner.options import degrees, sizes
@@ -45,9 +45,11 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 def _fixed_pipeline(part: Scope, depth: int) -> list[Candidate]:
     """All replicas of the depth that the user asked for, as many as the groups allow."""
-    depths = part.depths(max(part.bench.slowdown))
     number = min(len(part.bench.places) // depth, part.micro_batches)
-    if number < 1 or depth > len(depths.through) or not math.isfinite(depths.through[depth - 1]):
+    if number < 1:
+        return []
+    depths = part.depths(max(part.bench.slowdown), flight=-(-part.micro_batches // number))
+    if depth > len(depths.through) or not math.isfinite(depths.through[depth - 1]):
         return []
     return [part.candidate(kinds_of(depths, ((depth, number),)))]
 
@@ -85,7 +87,7 @@ def candidates(work: TaskWork, nodes: Sequence[NodeSlots], previous: Layout | No
         for size in sizes(work, previous)
     ]
     # The most promising first: what they reach rules most others out by their bound alone.
-    bounds = [bound(part, part.depths(part.bench.slowdown[0])) for part in parts]
+    bounds = [least_seconds(part) for part in parts]
     found: list[Candidate] = []
     best = math.inf
     for k in sorted(range(len(parts)), key=lambda k: bounds[k]):
