@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import sys
 import time
@@ -15,11 +13,10 @@ from unicron_hpc.detect.severity import LOST_CONNECTION, Finding, Method, Severi
 from unicron_hpc.planner.from_settings import task_work
 from unicron_hpc.planner.work import NodeSlots
 from unicron_hpc.report.journal import Journal
-from unicron_hpc.report.summary import write_summary
 from unicron_hpc.supervisor.allocation import Allocation
 from unicron_hpc.supervisor.commit_log import CommitLog
 from unicron_hpc.supervisor.draining import Drains
-from unicron_hpc.supervisor.ending import end_orphaned_job
+from unicron_hpc.supervisor.ending import Ending
 from unicron_hpc.supervisor.incident import Evidence
 from unicron_hpc.supervisor.members import Members, Node
 from unicron_hpc.supervisor.messages import (
@@ -100,7 +97,16 @@ class Coordinator:
         self._last_beat = 0.0
         self._training = snapshot is not None and any(task.layout is not None for task in snapshot.tasks)
         self._over = False
-        self._ending: asyncio.Task[None] | None = None
+        self._ending = Ending(
+            run_folder=run_folder,
+            allocation=allocation,
+            members=self._members,
+            journal=self.journal,
+            drains=self._drains,
+            node=node,
+            post=post,
+            started=self._started,
+        )
         recovery = settings.recovery
         self._quorum = Quorum([node.name for node in self._members], witness, recovery.quorum_timeout)
         self._office = Office(self._members, recovery.node_timeout, recovery.startup_timeout)
@@ -441,24 +447,7 @@ class Coordinator:
         if self._over:
             return
         self._over = True
-        log.info("the run ends: %s %s", state, cause)
         for task in self._tasks.values():
             task.close()
             self.commits.flush(task.name)
-        self.journal.write(
-            "job_finished", self._epoch, state=state, exit_code=exit_code, cause=cause, detail=detail[-4000:]
-        )
-        write_summary(self._run_folder, state=state, exit_code=exit_code, cause=cause, started=self._started)
-        for node in self._members:
-            if node.role is not Role.LOST and node.joined and node.name != self._node:
-                self._post(node.name, Finish(exit_code, cause or state))
-        self._ending = asyncio.create_task(self._end_self(exit_code, cause or state))
-
-    async def _end_self(self, exit_code: int, reason: str) -> None:
-        await self._drains.wait(5.0)
-        batch = self._members.get(self._allocation.batch_node)
-        if batch is not None and batch.role is Role.LOST:
-            # Nobody is left to end the job by ending the batch script.
-            with contextlib.suppress(Exception):
-                await asyncio.to_thread(end_orphaned_job, self._allocation.job_id, exit_code)
-        self._post(self._node, Finish(exit_code, reason))
+        self._ending.end(epoch=self._epoch, exit_code=exit_code, state=state, cause=cause, detail=detail)

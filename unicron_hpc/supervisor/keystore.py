@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from unicron_hpc.supervisor.rank_messages import RankAddress, StoreReply, StoreRequest
 
 
+_ON_ONE_KEY = frozenset({"set", "add", "delete"})
+_OPERATIONS = _ON_ONE_KEY | {"get", "check", "count"}
+
+
 @dataclass(slots=True)
 class _Waiter:
     rank: RankAddress
@@ -40,9 +44,25 @@ class KeyStore:
         if request.operation == "get" and any(key not in self._values for key in request.keys):
             self._waiters.append(_Waiter(rank, request))
             return
+        if error := self._problem(request):
+            self._reply(rank, StoreReply(request.epoch, request.request, error=error))
+            return
         self._answer(rank, request)
         if request.operation in ("set", "add"):
             self._wake(request.keys[0])
+
+    def _problem(self, request: StoreRequest) -> str:
+        """Why a request cannot be carried out; a rank gone mad must not take the coordinator with it."""
+        if request.operation not in _OPERATIONS:
+            return f"unknown store operation {request.operation!r}"
+        if request.operation in _ON_ONE_KEY and len(request.keys) != 1:
+            return f"{request.operation} takes one key, not {len(request.keys)}"
+        if request.operation == "add":
+            try:
+                int(request.value), int(self._values.get(request.keys[0], b"0"))
+            except ValueError as error:
+                return f"cannot add: {error}"
+        return ""
 
     def _answer(self, rank: RankAddress, request: StoreRequest) -> None:
         keys, values = request.keys, self._values
@@ -61,10 +81,6 @@ class KeyStore:
                 value = b"1" if values.pop(keys[0], None) is not None else b"0"
             case "count":
                 value = str(len(values)).encode()
-            case _:
-                error = f"unknown store operation {request.operation!r}"
-                self._reply(rank, StoreReply(request.epoch, request.request, error=error))
-                return
         self._reply(rank, StoreReply(request.epoch, request.request, value))
 
     def _wake(self, key: str) -> None:
