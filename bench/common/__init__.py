@@ -1,0 +1,1 @@
+"""What the benches share: places to run, runs being watched, faults, figures, tables."""
