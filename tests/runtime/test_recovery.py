@@ -15,6 +15,8 @@ from tests.runtime.ranks import World, layout, moves_for, small_task
 from unicron_hpc.runtime.orders import Committed, PendingCommit, Phase
 
 RELATIVE = 1e-5
+#: How work ends that was cut; the last where gloo forgot a wait.
+BROKEN_OFF = ("GroupsCut", "PeerLost", "WorkLeftBehind")
 TASK = small_task()
 TWO_BY_TWO = layout(TASK, [2, 2], [2, 2])
 
@@ -47,7 +49,7 @@ def break_off(world: World, survivors: list[int]) -> None:
     for rank in survivors:
         world.ranks[rank].send("cut", world.epoch + 1)
     for rank in survivors:
-        assert world.ranks[rank].answer().error in ("GroupsCut", "PeerLost")
+        assert world.ranks[rank].answer().error in BROKEN_OFF
 
 
 def test_a_killed_rank_is_replaced_from_its_peer_and_the_losses_do_not_change(
@@ -129,7 +131,7 @@ def test_cuts_at_any_moment_of_iterations_and_rebuilds_leave_one_training(
             for process in world.ranks:
                 process.send("cut", world.epoch + 1)
             for process in world.ranks:
-                assert process.answer().error in ("", "GroupsCut", "PeerLost")
+                assert process.answer().error in ("", *BROKEN_OFF)
             held = [process.ask("holdings") for process in world.ranks]
             for h in held:
                 assert {unit.iteration for unit in h.units} == {h.iteration}
@@ -151,7 +153,7 @@ def test_a_fault_while_state_moves_leaves_only_whole_units(world: World, faultle
     for process in world.ranks:
         process.send("cut", world.epoch + 1)
     for process in world.ranks:
-        assert process.answer().error in ("", "GroupsCut", "PeerLost")
+        assert process.answer().error in ("", *BROKEN_OFF)
     held = [process.ask("holdings") for process in world.ranks]
     assert {unit.iteration for h in held for unit in h.units} == {2}
     world.rebuild(smaller, 2, moves=moves_for(TASK, smaller, list(held), 2))
