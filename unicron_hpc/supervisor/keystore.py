@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from unicron_hpc.supervisor.rank_messages import RankAddress, StoreReply, StoreRequest
 
-
 _ON_ONE_KEY = frozenset({"set", "add", "delete"})
 _OPERATIONS = _ON_ONE_KEY | {"get", "check", "count"}
 
