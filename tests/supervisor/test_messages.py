@@ -9,12 +9,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.supervisor.examples import few
 from tests.supervisor.structs import of
 from unicron_hpc.supervisor.messages import Beat, Body, Envelope, VoteRequest, decode, encode
 
 ENVELOPES = of(Envelope)
 
 
+@few
 @given(ENVELOPES)
 def test_a_message_arrives_as_it_was_sent(envelope: Envelope) -> None:
     assert decode(encode(envelope)) == envelope
@@ -25,6 +27,7 @@ def test_every_kind_of_message_has_a_name_of_its_own() -> None:
     assert len({kind.__struct_config__.tag for kind in kinds}) == len(kinds)
 
 
+@few
 @given(st.binary(max_size=200))
 @example(b"")
 @example(b"\x80")
@@ -39,6 +42,7 @@ def test_garbage_is_refused_with_one_kind_of_error(data: bytes) -> None:
         decode(data)
 
 
+@few
 @given(ENVELOPES, st.data())
 def test_a_damaged_message_is_refused_or_read_as_another_never_a_crash(
     envelope: Envelope, data: st.DataObject

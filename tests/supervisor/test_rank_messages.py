@@ -8,9 +8,10 @@ import threading
 import typing
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.supervisor.examples import few
 from tests.supervisor.structs import of
 from unicron_hpc.runtime.channel import AgentGone, Channel
 from unicron_hpc.supervisor.rank_messages import (
@@ -30,6 +31,7 @@ FROM_RANK = of(FromRank)
 TO_RANK = of(ToRank)
 
 
+@few
 @given(FROM_RANK)
 def test_what_a_rank_says_arrives_as_it_was_said(message: FromRank) -> None:
     data = frame(message)
@@ -43,7 +45,7 @@ def test_every_kind_of_message_has_a_name_of_its_own() -> None:
     assert len(set(tags)) == len(kinds)
 
 
-@settings(max_examples=30)
+@few
 @given(st.lists(TO_RANK, max_size=4), st.lists(st.integers(1, 9), min_size=1, max_size=5))
 def test_orders_arrive_in_order_however_the_stream_is_cut(orders: list[ToRank], pieces: list[int]) -> None:
     ours, theirs = socket.socketpair()
