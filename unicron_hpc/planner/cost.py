@@ -230,7 +230,7 @@ def predict(layout: Layout, work: TaskWork, slowdown: Mapping[str, float] | None
     slots = max(per_node.values())
     costs = stage_costs(work, layout.tensor, layout.micro_batch_size, slots)
     seconds: list[float] = []
-    memory = parameters_max = busy = 0.0
+    memory = parameters_max = busy = held_by_all = 0.0
     seen: dict[tuple[object, ...], tuple[float, float, float, float]] = {}
     for replica in layout.replicas:
         times, links = _stage_times(layout, replica, costs, slowdown or {})
@@ -240,16 +240,18 @@ def predict(layout: Layout, work: TaskWork, slowdown: Mapping[str, float] | None
             slowest = max(t + link for t, link in zip(times, beside, strict=True))
             whole = sum(times) + sum(links) + (replica.micro_batches - 1) * slowest
             full, held = _replica_memory(replica, work, costs)
-            seen[key] = (whole, full, held, replica.micro_batches * sum(times) * layout.tensor)
+            at_work = replica.micro_batches * (sum(times) + sum(links)) * layout.tensor
+            seen[key] = (whole, full, held, at_work)
         whole, full, held, work_seconds = seen[key]
         seconds.append(whole)
         memory, parameters_max = max(memory, full), max(parameters_max, held)
         busy += work_seconds
+        held_by_all += layout.tensor * pipeline_parameters(work, costs, len(replica.stages))
     pipeline = max(seconds)
-    if work.hardware.host_cores is not None:
-        # Shared cores: no schedule can beat the sum of everybody's work over the cores.
-        pipeline = max(pipeline, busy / work.hardware.host_cores)
     sync = sync_seconds(work, parameters_max, len(layout.replicas), slots, len(used))
+    if work.hardware.host_cores is not None:
+        mean = sync_seconds(work, held_by_all / layout.world_size, len(layout.replicas), slots, len(used))
+        pipeline, sync = on_shared_host(work, pipeline, busy, sync, mean * layout.world_size)
     return Prediction(
         pipeline + sync,
         pipeline,
@@ -259,6 +261,34 @@ def predict(layout: Layout, work: TaskWork, slowdown: Mapping[str, float] | None
         costs.memory,
         tuple(seconds),
     )
+
+
+def pipeline_parameters(work: TaskWork, costs: StageCosts, depth: int) -> float:
+    """Parameters of all stages of a pipeline together; with tied weights its last stage has a copy."""
+    last = 0.0 if work.tied and depth == 1 else costs.last_parameters
+    return work.num_layers * costs.layer_parameters + costs.first_parameters + last
+
+
+def on_shared_host(
+    work: TaskWork, pipeline: float, busy: float, sync: float, sync_busy: float
+) -> tuple[float, float]:
+    """(pipeline, sync) seconds where all ranks share the cores of one host.
+
+    No schedule can beat the sum of everybody's work over the cores.
+
+    Parameters
+    ----------
+    work
+        With a hardware description that has `host_cores`; others are left as they are.
+    pipeline, sync
+        Seconds with a core for every rank.
+    busy, sync_busy
+        Seconds that all ranks together compute or copy, in either part.
+    """
+    cores = work.hardware.host_cores
+    if cores is None:
+        return pipeline, sync
+    return max(pipeline, busy / cores), max(sync, sync_busy / cores)
 
 
 def most_parameters(counts: Sequence[int], work: TaskWork, costs: StageCosts) -> float:

@@ -8,7 +8,15 @@ from collections.abc import Sequence
 import msgspec
 
 from unicron_hpc.planner.candidate import Candidate, Pipe
-from unicron_hpc.planner.cost import Number, StageCosts, most_parameters, stage_costs, sync_seconds
+from unicron_hpc.planner.cost import (
+    Number,
+    StageCosts,
+    most_parameters,
+    on_shared_host,
+    pipeline_parameters,
+    stage_costs,
+    sync_seconds,
+)
 from unicron_hpc.planner.depths import Depths
 from unicron_hpc.planner.partition import FloatArray
 from unicron_hpc.planner.replicas import Mix, shares
@@ -93,12 +101,10 @@ class Scope(msgspec.Struct, frozen=True):
             pipe.through + (max(m) - 1) * pipe.each for (pipe, _), m in zip(kinds, share, strict=True)
         )
         fullest = max(most_parameters(pipe.counts, self.work, self.costs) for pipe, _ in kinds)
-        cores = self.work.hardware.host_cores
-        if cores is not None:
-            flat = self.work.num_layers * self.costs.layer + self.costs.first + self.costs.last
-            stages = sum(sum(m) * len(pipe.counts) for (pipe, _), m in zip(kinds, share, strict=True))
-            busy = self.tensor * (flat * self.micro_batches + stages * self.costs.stage)
-            seconds = max(seconds, busy / cores)
+        replicas = sum(number for _, number in kinds)
+        sync = float(self.sync(fullest, replicas))
+        if self.work.hardware.host_cores is not None:
+            seconds, sync = self._shared(kinds, share, seconds, sync, replicas)
         return Candidate(
             tensor=self.tensor,
             micro_batch_size=self.size,
@@ -106,8 +112,30 @@ class Scope(msgspec.Struct, frozen=True):
             kinds=tuple(kinds),
             shares=tuple(share),
             parameters=fullest,
-            seconds=seconds + self.sync(fullest, sum(number for _, number in kinds)),
+            seconds=seconds + sync,
         )
+
+    def _shared(
+        self,
+        kinds: Sequence[tuple[Pipe, int]],
+        share: Sequence[Sequence[int]],
+        seconds: float,
+        sync: float,
+        replicas: int,
+    ) -> tuple[float, float]:
+        """(pipeline, sync) seconds on a host whose cores all ranks share."""
+        costs = self.costs
+        flat = self.work.num_layers * costs.layer + costs.first + costs.last
+        link = costs.link_inter if self.bench.nodes > 1 else costs.link_intra
+        busy = held = 0.0
+        ranks = 0
+        for (pipe, number), m in zip(kinds, share, strict=True):
+            depth = len(pipe.counts)
+            busy += sum(m) * (flat + depth * costs.stage + (depth - 1) * link)
+            held += number * pipeline_parameters(self.work, costs, depth)
+            ranks += number * depth
+        mean = float(self.sync(held / ranks, replicas))
+        return on_shared_host(self.work, seconds, busy * self.tensor, sync, mean * ranks * self.tensor)
 
 
 def scope(work: TaskWork, tensor: int, size: int, cut: Bench) -> Scope:
