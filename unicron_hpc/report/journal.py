@@ -21,19 +21,27 @@ class Appender:
     """
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         size = os.fstat(self._descriptor).st_size
         if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
             os.write(self._descriptor, b"\n")
 
     def append(self, record: dict[str, Any]) -> None:
-        """Write one record as one line."""
+        """Write one record as one line; after `close` nothing is written any more.
+
+        Work that was under way when its office ended still comes to report, and the descriptor's number may
+        belong to a socket by then.
+        """
+        if self._descriptor is None:
+            return
         os.write(self._descriptor, (json.dumps(record, allow_nan=True) + "\n").encode())
 
     def close(self) -> None:
         """Flush to disk and close."""
-        os.fsync(self._descriptor)
-        os.close(self._descriptor)
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            os.fsync(descriptor)
+            os.close(descriptor)
 
 
 class Journal:
