@@ -53,7 +53,10 @@ def summarize(
     for line in metrics:
         task, number = str(line["task"]), int(line["iteration"])
         iterations[task] = number
-        useful.setdefault(task, {})[number] = float(line["iteration_seconds"])
+        seconds = useful.setdefault(task, {})
+        if number in seconds:  # rolled back: this one and all after it are computed again
+            seconds = useful[task] = {n: s for n, s in seconds.items() if n < number}
+        seconds[number] = float(line["iteration_seconds"])
         begun = float(line["time"]) - float(line["iteration_seconds"])
         first_commit = begun if first_commit is None else first_commit
     incidents: dict[int, dict[str, Any]] = {}
