@@ -65,7 +65,9 @@ class StoreAgainstDict(RuleBasedStateMachine):
         self.model[key] = str(int(self.model.get(key, b"0")) + amount).encode()
         assert said == [self.reply(self.model[key]), *self.woken()]
 
-    @rule(keys=st.lists(st.sampled_from(["a", "b", "n1"]), min_size=1, max_size=3), rank=st.sampled_from(RANKS))
+    @rule(
+        keys=st.lists(st.sampled_from(["a", "b", "n1"]), min_size=1, max_size=3), rank=st.sampled_from(RANKS)
+    )
     def get(self, keys: list[str], rank: RankAddress) -> None:
         said = self.answers.ask("get", *keys, rank=rank)
         if all(key in self.model for key in keys):

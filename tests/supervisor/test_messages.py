@@ -59,5 +59,9 @@ def test_a_damaged_message_is_refused_or_read_as_another_never_a_crash(
 
 
 def test_a_message_with_fields_of_a_later_version_is_understood() -> None:
-    known = {"sender": "n2", "term": 4, "body": {"type": "VoteRequest", "candidate": "n2", "epoch": 7, "mood": "good"}}
+    known = {
+        "sender": "n2",
+        "term": 4,
+        "body": {"type": "VoteRequest", "candidate": "n2", "epoch": 7, "mood": "good"},
+    }
     assert decode(msgspec.msgpack.encode(known)) == Envelope("n2", 4, VoteRequest("n2", 7))

@@ -109,11 +109,13 @@ def test_an_update_is_applied_only_if_somebody_has_committed_it(reports: dict[Se
 
 def test_when_one_survivor_has_committed_all_with_complete_gradients_do() -> None:
     a, b, c = SEATS[:3]
-    resume = resume_point({
-        a: holds(8, "layer 0"),
-        b: holds(7, "layer 0", "layer 1", phase=Phase.REDUCED),
-        c: holds(7, "layer 1", phase=Phase.COMPUTING),
-    })
+    resume = resume_point(
+        {
+            a: holds(8, "layer 0"),
+            b: holds(7, "layer 0", "layer 1", phase=Phase.REDUCED),
+            c: holds(7, "layer 1", phase=Phase.COMPUTING),
+        }
+    )
     assert resume.iteration == 8
     assert resume.commit == PendingCommit.of(committed(8))
     assert resume.units == {a: (unit("layer 0", 8),), b: (unit("layer 0", 8), unit("layer 1", 8)), c: ()}
@@ -121,16 +123,20 @@ def test_when_one_survivor_has_committed_all_with_complete_gradients_do() -> Non
 
 def test_when_none_has_committed_none_will_although_all_gradients_are_complete() -> None:
     a, b = SEATS[:2]
-    resume = resume_point({a: holds(7, "layer 0", phase=Phase.REDUCED), b: holds(7, "layer 1", phase=Phase.REDUCED)})
+    resume = resume_point(
+        {a: holds(7, "layer 0", phase=Phase.REDUCED), b: holds(7, "layer 1", phase=Phase.REDUCED)}
+    )
     assert (resume.iteration, resume.commit) == (7, None)
 
 
 def test_only_the_units_of_the_pending_update_come_forward() -> None:
     a, b = SEATS[:2]
-    resume = resume_point({
-        a: holds(8, "layer 1"),
-        b: holds(7, "layer 0", "embedding", phase=Phase.REDUCED, pending=("layer 0",)),
-    })
+    resume = resume_point(
+        {
+            a: holds(8, "layer 1"),
+            b: holds(7, "layer 0", "embedding", phase=Phase.REDUCED, pending=("layer 0",)),
+        }
+    )
     assert resume.units[b] == (unit("layer 0", 8),)
 
 

@@ -118,7 +118,9 @@ def test_a_stranger_in_our_place_can_read_nothing(keys: JobKeys) -> None:
 
         async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             # A ZMTP 3 greeting that claims CURVE, then nothing: the sender waits for a handshake.
-            writer.write(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + b"\x01" + bytes(31))
+            writer.write(
+                b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + b"\x01" + bytes(31)
+            )
             while not done.is_set() and (data := await reader.read(4096)):
                 heard.extend(data)
                 if len(heard) > 200:  # its greeting (64 bytes) and its HELLO command

@@ -21,11 +21,14 @@ class CommitLog:
     def __init__(self, run_folder: Path) -> None:
         path = run_folder / METRICS
         self._last: dict[str, int] = {}
+        # Commits of older epochs than the last one written may have been rolled back since, and agents
+        # repeat them to a successor that knows nothing of the roll-back but this file.
+        self._floor: dict[str, int] = {}
         for record in read_lines(path):
             self._last[str(record["task"])] = int(record["iteration"])
+            self._floor[str(record["task"])] = int(record["epoch"])
         self._file = Appender(path)
         self._early: dict[str, dict[int, tuple[int, Committed]]] = {}
-        self._floor: dict[str, int] = {}
         self._world_sizes: dict[tuple[str, int], int] = {}
 
     def last(self, task: str) -> int:
@@ -54,7 +57,8 @@ class CommitLog:
         if committed.iteration <= last or epoch < self._floor.get(task, 0):
             return False
         early = self._early.setdefault(task, {})
-        if committed.iteration in early:
+        waiting = early.get(committed.iteration)
+        if waiting is not None and waiting[0] >= epoch:
             return False
         early[committed.iteration] = (epoch, committed)
         while (following := self._last[task] + 1) in early:
