@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from testcluster import accounts, image, keeper, procs, state
+from testcluster import accounts, image, keeper, packages, procs, state
 
 
 def account_names(cluster: str) -> tuple[str, str]:
@@ -27,12 +27,24 @@ def remove_accounts(cluster: str) -> None:
             accounts.delete(name, cluster)
 
 
+def remove_containers(folder: Path, say: Callable[[str], None]) -> None:
+    """Remove the containers of a cluster whose state is lost; their labels still tell whose they are."""
+    from testcluster import engine
+
+    found = engine.find() if packages.program("docker") else None
+    if found is not None:
+        engine.remove_leftovers(found, folder)
+        engine.release(folder, say)
+
+
 def clear(folder: Path, known: state.State | None, name: str, say: Callable[[str], None]) -> None:
     """Kill the cluster's every process, remove its containers and accounts, and empty its folder."""
     if known is not None and known.driver == "docker":
         from testcluster.docker import DockerCluster
 
         DockerCluster(folder, known, say).down()
+    elif known is None:
+        remove_containers(folder, say)
     for path in sorted((folder / "run").glob("*.keeper")):
         if (found := keeper.read(folder, path.stem)) is not None:
             found.kill()

@@ -154,9 +154,10 @@ def _is_up(folder: Path, known: state.State, wanted: Wanted, say: Say) -> bool:
 def down(folder: Path, name: str, *, say: Say) -> None:
     """Take down whatever of a cluster there is."""
     if not folder.exists():
-        # Its folder may have been deleted under it: processes and accounts still tell where they belong.
+        # Its folder may have been deleted under it: the rest still tells where it belongs.
         procs.kill(lambda: procs.marked(state.MARK, str(folder)))
         cleanup.remove_accounts(name)
+        cleanup.remove_containers(folder, say)
         say(f"no cluster in {folder}")
         return
     with contextlib.ExitStack() as stack:

@@ -84,7 +84,7 @@ class DockerCluster:
         for name in (LOGIN, *self.known.nodes):
             if self._container_state(name) == "paused":
                 self.docker.try_run(["unpause", self._container(name)])
-        remove_leftovers(self.docker, self.folder)
+        engine.remove_leftovers(self.docker, self.folder)
         if self.known.image and any((self.folder / name).exists() for name in ("shared", "log")):
             # written by accounts of the containers, so a plain user of this machine could not remove it
             self.docker.run(
@@ -392,14 +392,3 @@ def _routed_networks() -> list[ipaddress.IPv4Network]:
         if mask:
             found.append(ipaddress.IPv4Network((target, mask.bit_count())))
     return found
-
-
-def remove_leftovers(docker: engine.Docker, folder: Path) -> None:
-    """Remove every container and network that carries the label of the cluster in `folder`."""
-    label = f"--filter=label={engine.LABEL}={folder}"
-    containers = docker.run(["ps", "--all", "--quiet", label]).split()
-    if containers:
-        docker.run(["rm", "--force", "--volumes", *containers], seconds=120.0)
-    networks = docker.run(["network", "ls", "--quiet", label]).split()
-    if networks:
-        docker.run(["network", "rm", *networks])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -179,8 +180,30 @@ def release(user: Path, say: Say) -> None:
             if file.name != "keep" and not Path(file.read_text()).exists():
                 file.unlink()  # its cluster's folder was deleted by hand
         if not any((folder() / "users").iterdir()):
+            if _own().answers():
+                _remove_orphans(_own())
             _stop_now()
             say("stopped our Docker engine")
+
+
+def remove_leftovers(docker: Docker, folder: Path) -> None:
+    """Remove every container and network that carries the label of the cluster in `folder`."""
+    label = f"--filter=label={LABEL}={folder}"
+    containers = docker.run(["ps", "--all", "--quiet", label]).split()
+    if containers:
+        docker.run(["rm", "--force", "--volumes", *containers], seconds=120.0)
+    networks = docker.run(["network", "ls", "--quiet", label]).split()
+    if networks:
+        docker.run(["network", "rm", *networks])
+
+
+def _remove_orphans(docker: Docker) -> None:
+    """Remove containers and networks of clusters whose folder is gone."""
+    form = "--format={{.Label " + json.dumps(LABEL) + "}}"
+    for kind in (["ps", "--all"], ["network", "ls"]):
+        for text in set(docker.run([*kind, f"--filter=label={LABEL}", form]).split("\n")):
+            if text and not Path(text).exists():
+                remove_leftovers(docker, Path(text))
 
 
 def stop(say: Say) -> None:

@@ -62,9 +62,12 @@ class TestAsTheirUserSeesIt:
         command = embedded.exec_command(["sh", "-c", script])
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=embedded.shared_dir) as process:
             assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            process.send_signal(signal.SIGTERM)
-            assert process.communicate(timeout=30)[0] == "got it\n"
+            try:
+                assert process.stdout.readline() == "ready\n"
+                process.send_signal(signal.SIGTERM)
+                assert process.communicate(timeout=30)[0] == "got it\n"
+            finally:
+                process.kill()
         assert process.returncode == 9
 
     def test_exec_on_a_node_knows_the_nodes_name(self, embedded: Cluster) -> None:

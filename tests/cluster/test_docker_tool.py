@@ -73,9 +73,12 @@ def test_exec_passes_exit_code_input_output_and_signals_through(docker: Cluster)
     command = docker.exec_command(["sh", "-c", script], node="n2")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=docker.shared_dir) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.communicate(timeout=30)[0] == "got it\n"
+        try:
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.communicate(timeout=30)[0] == "got it\n"
+        finally:
+            process.kill()
     assert process.returncode == 9
 
 
