@@ -26,6 +26,9 @@ class RecentCommits:
         records = self._records.setdefault(task, OrderedDict())
         known = records.get(committed.iteration)
         if known is None or known[1] < epoch:
+            if known is not None:  # rolled back: it and all after it are computed again
+                for iteration in [n for n in records if n >= committed.iteration]:
+                    del records[iteration]
             records[committed.iteration] = (task, epoch, committed)
             while len(records) > MEMORY:
                 records.popitem(last=False)
