@@ -104,7 +104,8 @@ def plain_losses(task: Any, folder: Path) -> list[float]:
     """Four processes of `bench/plain_loop.py` with two stages; the last stage's losses."""
     path = Path(__file__).parents[2] / "bench" / "plain_loop.py"
     spec = importlib.util.spec_from_file_location("plain_loop", path)
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     result = folder / "losses"

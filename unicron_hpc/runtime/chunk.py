@@ -145,36 +145,36 @@ def transformer_config(task: TaskSettings, tensor: int, **changes: Any) -> Trans
     """
     model = task.model
     cpu = task.train.device == "cpu"
-    values: dict[str, Any] = dict(
-        num_layers=model.num_layers,
-        hidden_size=model.hidden_size,
-        ffn_hidden_size=model.ffn_hidden_size,
-        num_attention_heads=model.num_attention_heads,
-        num_query_groups=model.num_query_groups,
-        kv_channels=model.kv_channels,
-        tensor_model_parallel_size=tensor,
-        add_bias_linear=model.add_bias_linear,
-        add_qkv_bias=model.add_qkv_bias,
-        gated_linear_unit=model.swiglu,
-        activation_func=torch.nn.functional.silu if model.swiglu else torch.nn.functional.gelu,
-        normalization=model.normalization,
-        layernorm_epsilon=model.norm_epsilon,
-        hidden_dropout=model.hidden_dropout,
-        attention_dropout=model.attention_dropout,
-        init_method_std=model.init_method_std,
+    values: dict[str, Any] = {
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "ffn_hidden_size": model.ffn_hidden_size,
+        "num_attention_heads": model.num_attention_heads,
+        "num_query_groups": model.num_query_groups,
+        "kv_channels": model.kv_channels,
+        "tensor_model_parallel_size": tensor,
+        "add_bias_linear": model.add_bias_linear,
+        "add_qkv_bias": model.add_qkv_bias,
+        "gated_linear_unit": model.swiglu,
+        "activation_func": torch.nn.functional.silu if model.swiglu else torch.nn.functional.gelu,
+        "normalization": model.normalization,
+        "layernorm_epsilon": model.norm_epsilon,
+        "hidden_dropout": model.hidden_dropout,
+        "attention_dropout": model.attention_dropout,
+        "init_method_std": model.init_method_std,
         # Weights come from `initial.py`, from a peer or from a checkpoint.
-        perform_initialization=False,
-        use_cpu_initialization=cpu,
-        params_dtype=torch.float32,
-        pipeline_dtype=torch.float32,
+        "perform_initialization": False,
+        "use_cpu_initialization": cpu,
+        "params_dtype": torch.float32,
+        "pipeline_dtype": torch.float32,
         # The loss is scaled by us, so that shares of micro-batches may differ between replicas.
-        calculate_per_token_loss=True,
-        masked_softmax_fusion=False,
-        bias_dropout_fusion=False,
-        gradient_accumulation_fusion=False,
-        batch_p2p_comm=False,
-        deallocate_pipeline_outputs=False,
-    )
+        "calculate_per_token_loss": True,
+        "masked_softmax_fusion": False,
+        "bias_dropout_fusion": False,
+        "gradient_accumulation_fusion": False,
+        "batch_p2p_comm": False,
+        "deallocate_pipeline_outputs": False,
+    }
     return TransformerConfig(**{**values, **changes})
 
 
