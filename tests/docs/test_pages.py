@@ -1,0 +1,116 @@
+"""What README and docs tell people to type works as it stands there.
+
+Blocks marked `sh run` are run; of the commands in `sh` blocks the options are checked by the commands' own
+parsers; `yaml` blocks are loaded as settings; links lead to files.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from unicron_hpc.config import load
+
+from .pages import REPOSITORY, Block, blocks, links
+
+#: Programs that are not ours; a page may name them, the tests take them as they are.
+FOREIGN = {"python3.11", ".venv/bin/pip"}
+#: Words for the parts of `.ci/run`.
+PARTS = {"lint", "unit", "cluster", "docker"}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with the templates, as the clone has them; files may be made in it."""
+    shutil.copytree(REPOSITORY / "templates", tmp_path / "templates")
+    return tmp_path
+
+
+def run_in(place: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command with the environment's programs first on PATH."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return subprocess.run(
+        command,
+        cwd=place,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def check(words: list[str], place: Path) -> None:
+    """Fail where one of our programs would not understand these words."""
+    program, arguments = words[0].removeprefix("./").removeprefix(".venv/bin/"), words[1:]
+    match program:
+        case "slurm/quickstart":
+            importlib.import_module("quickstart_steps.cli")._parser().parse_args(arguments)
+        case "slurm/cluster":
+            parsed = importlib.import_module("testcluster.cli")._parser().parse_args(arguments)
+            if parsed.command == "exec":
+                check(parsed.argv[1:], place)
+        case ".ci/run":
+            assert set(arguments) <= PARTS
+        case "unicron-sbatch":
+            done = run_in(place, ["unicron-sbatch", "--dry-run", *arguments])
+            assert done.returncode == 0, done.stderr
+        case "unicron":
+            command = importlib.import_module(f"unicron_hpc.cli.{arguments[0]}").command
+            assert isinstance(command, click.Command)
+            command.make_context(arguments[0], arguments[1:])
+        case "squeue":
+            assert arguments == []
+        case _:
+            assert words[0] in FOREIGN, f"{words[0]} is neither ours nor known here"
+
+
+@pytest.mark.parametrize("block", blocks("sh"), ids=lambda block: block.id)
+def test_commands_have_the_options_that_pages_name(
+    block: Block, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    for words in block.commands():
+        try:
+            check(words, place)
+        except (SystemExit, click.ClickException, ImportError) as error:
+            pytest.fail(f"{block.id}: {' '.join(words)}: {error}", pytrace=False)
+
+
+@pytest.mark.parametrize("block", blocks("sh run"), ids=lambda block: block.id)
+def test_runnable_blocks_run(block: Block, place: Path) -> None:
+    for words in block.commands():
+        done = run_in(place, words)
+        assert (done.returncode, done.stderr) == (0, ""), words
+        assert done.stdout
+
+
+@pytest.mark.parametrize("block", blocks("yaml"), ids=lambda block: block.id)
+def test_yaml_is_a_training_that_can_be_submitted(block: Block, place: Path) -> None:
+    file = place / "templates" / "page.yaml"
+    file.write_text(block.text)
+    assert load(str(file)).train.train_iters > 0
+
+
+def test_pages_have_blocks_of_every_kind() -> None:
+    assert all(blocks(info) for info in ("sh", "sh run", "yaml"))
+
+
+def test_links_lead_to_files() -> None:
+    assert links()
+    assert [(page.name, link) for page, link in links() if not (page.parent / link).exists()] == []
+
+
+def test_readme_begins_with_the_two_commands() -> None:
+    first = next(block for block in blocks("sh") if block.page == "README.md")
+    assert list(first.commands()) == [["./slurm/quickstart"], ["./.ci/run"]]
+    for command in (REPOSITORY / "slurm" / "quickstart", REPOSITORY / ".ci" / "run"):
+        assert os.access(command, os.X_OK)
