@@ -1,6 +1,6 @@
 """What the quickstart tells of a loss is what the journal says.
 
-The journal is one of a real run: n2 is killed and the spare n5 takes its seat, then n5 is killed and no spare is
+The journal is of a real run: n2 is killed and the spare n5 takes its seat, then n5 is killed and no spare is
 left.
 """
 
