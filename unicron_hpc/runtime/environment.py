@@ -10,3 +10,7 @@ TASK = "UNICRON_TASK"
 SEAT = "UNICRON_SEAT"
 #: Network interface that the groups use; unset: the address that the agents talk over.
 INTERFACE = "UNICRON_INTERFACE"
+#: What the child of a zygote does: unset for a rank, or `PREPARE_DATA`.
+ROLE = "UNICRON_ROLE"
+#: The child builds the dataset of its task and ends.
+PREPARE_DATA = "prepare-data"

@@ -11,6 +11,7 @@ import msgspec
 from unicron_hpc.config import TaskSettings, load_resolved
 from unicron_hpc.errors import UnicronError
 from unicron_hpc.runtime.data import DataIndex, MicroBatches, open_micro_batches
+from unicron_hpc.runtime.environment import RUN_FOLDER, TASK
 
 
 def _index_path(run_folder: Path, task: str) -> Path:
@@ -57,17 +58,15 @@ def open_task_data(task: TaskSettings, run_folder: Path) -> MicroBatches:
     )
 
 
-def main() -> None:
-    """Entry point: `python -m unicron_hpc.runtime.task_data RUN_FOLDER TASK`."""
+def prepare_as_child() -> int:
+    """What a zygote's child does for `PREPARE_DATA`; returns its exit code, errors are in its log."""
     os.umask(0o077)
-    run_folder = Path(sys.argv[1])
+    run_folder = Path(os.environ[RUN_FOLDER])
     try:
         settings = load_resolved(run_folder / "train.yaml")
-        task = next(task for task in settings.task_list() if task.name == sys.argv[2])
+        task = next(task for task in settings.task_list() if task.name == os.environ[TASK])
         prepare_task_data(task, run_folder)
     except UnicronError as error:
-        sys.exit(str(error))
-
-
-if __name__ == "__main__":
-    main()
+        print(error, file=sys.stderr, flush=True)
+        return error.exit_code
+    return 0

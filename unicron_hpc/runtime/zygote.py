@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from unicron_hpc.runtime.environment import PREPARE_DATA, ROLE
 from unicron_hpc.supervisor.zygote_messages import (
     MAX_PACKET,
     ChildExited,
@@ -113,13 +114,24 @@ def _tell(agent: socket.socket, message: FromZygote) -> None:
         agent.send(encoder.encode(message))
 
 
+def _child(agent: socket.socket) -> int:
+    """What a forked child does: a rank's work, or the preparation of a task's data."""
+    from unicron_hpc.runtime.rank_main import run_rank
+    from unicron_hpc.runtime.task_data import prepare_as_child
+
+    return prepare_as_child() if os.environ.get(ROLE) == PREPARE_DATA else run_rank(agent)
+
+
 def main() -> None:
     """Entry point: `python -m unicron_hpc.runtime.zygote FD`."""
     agent = socket.socket(fileno=int(sys.argv[1]))
     begun = time.monotonic()
-    from unicron_hpc.runtime.rank_main import run_rank
+    from unicron_hpc.runtime.lean_import import without_compiler
 
-    serve(agent, run_rank, time.monotonic() - begun)
+    with without_compiler():
+        import unicron_hpc.runtime.prepare_data
+        import unicron_hpc.runtime.rank_main  # noqa: F401  (imported to be warm in every child)
+    serve(agent, _child, time.monotonic() - begun)
 
 
 if __name__ == "__main__":

@@ -208,7 +208,7 @@ class Agent:
 
     def _prepare(self, name: str) -> None:
         async def work() -> None:
-            error = await prepare_task_data(self.run_folder, name, rank_environment(os.environ, self._host))
+            error = await prepare_task_data(self.run_folder, name, self._zygote)
             self._report(DataReady(name, error))
 
         task = asyncio.create_task(work())

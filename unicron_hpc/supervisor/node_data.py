@@ -1,43 +1,42 @@
-"""Prepares a task's dataset in a process of its own, on the coordinator's node, before ranks start."""
+"""Has a task's dataset prepared by a child of this node's zygote, before ranks start."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import sys
-from collections.abc import Mapping
 from pathlib import Path
+
+from unicron_hpc.errors import UnicronError
+from unicron_hpc.runtime.environment import PREPARE_DATA, ROLE, RUN_FOLDER, TASK
+from unicron_hpc.supervisor.zygote_client import Zygote
 
 #: Bound for building an indexed dataset, in seconds (a terabyte of text takes hours).
 LIMIT = 24 * 3600.0
 
 
-async def prepare_task_data(run_folder: Path, task: str, environment: Mapping[str, str]) -> str:
-    """Run `python -m unicron_hpc.runtime.task_data`.
+async def prepare_task_data(run_folder: Path, task: str, zygote: Zygote) -> str:
+    """Build the data of `task`.
 
     Returns
     -------
     str
-        Empty on success, else what it wrote to stderr.
+        Empty on success, else what went wrong.
     """
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "unicron_hpc.runtime.task_data",
-        str(run_folder),
-        task,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        env=dict(environment),
-    )
+    log_path = run_folder / "logs" / f"data-{task}.log"
+    written = log_path.stat().st_size if log_path.exists() else 0
+    environment = {ROLE: PREPARE_DATA, RUN_FOLDER: str(run_folder), TASK: task}
+    try:
+        child = await zygote.spawn(log_path, environment)
+    except UnicronError as error:
+        return str(error)
     try:
         async with asyncio.timeout(LIMIT):
-            _, stderr = await process.communicate()
+            await child.gone.wait()
     except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        child.kill()
         raise
-    if process.returncode == 0:
+    finally:
+        child.socket.close()
+    if child.status == 0:
         return ""
-    return stderr.decode(errors="replace").strip() or f"ended with {process.returncode}"
+    said = log_path.read_bytes()[written:].decode(errors="replace").strip()
+    return "\n".join(said.splitlines()[-20:]) or f"ended with {child.status}"
