@@ -60,13 +60,23 @@ class Zygote:
         Environment of the zygote and its ranks.
     on_ready
         Called when the imports are done.
+    module
+        What `python -m` runs as the zygote; it decides what its ranks do.
     """
 
     #: A zygote that dies this often is not restarted any more.
     MAX_STARTS = 5
 
-    def __init__(self, log_path: Path, environment: Mapping[str, str], on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        log_path: Path,
+        environment: Mapping[str, str],
+        on_ready: Callable[[], None],
+        *,
+        module: str = "unicron_hpc.runtime.zygote",
+    ) -> None:
         self._log_path = log_path
+        self._module = module
         self._environment = dict(environment)
         self._on_ready = on_ready
         self._process: subprocess.Popen[bytes] | None = None
@@ -85,7 +95,7 @@ class Zygote:
         descriptor = os.open(self._log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "unicron_hpc.runtime.zygote", str(theirs.fileno())],
+                [sys.executable, "-m", self._module, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=descriptor,
                 stderr=descriptor,
@@ -129,6 +139,7 @@ class Zygote:
     def close(self) -> None:
         """Kill all ranks and the zygote, and reap them."""
         self._closed = True
+        self._refuse_requests()
         for child in list(self._children.values()):
             child.kill()
         self._drop_socket()
@@ -146,6 +157,14 @@ class Zygote:
             where=str(self._log_path),
             hint="Its log shows the error; mostly torch or megatron-core cannot be imported on this node.",
         )
+
+    def _refuse_requests(self) -> None:
+        """Tell all who wait for a rank that none will come."""
+        for future, ours in self._requests.values():
+            ours.close()
+            if not future.done():
+                future.set_exception(self._dead())
+        self._requests.clear()
 
     def _drop_socket(self) -> None:
         if self._socket:
@@ -208,11 +227,7 @@ class Zygote:
         self.warm = False
         self._drop_socket()
         code = self._process.wait() if self._process else None
-        for future, ours in self._requests.values():
-            ours.close()
-            if not future.done():
-                future.set_exception(self._dead())
-        self._requests.clear()
+        self._refuse_requests()
         if self._closed:
             return
         log.error("zygote ended with %s; see %s", code, self._log_path)
