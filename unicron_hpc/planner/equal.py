@@ -16,7 +16,7 @@ from unicron_hpc.planner.scope import Scope, kinds_of
 
 #: Up to this many groups every number of replicas and every parameter cap is tried: the answer is exact.
 #: Beyond, the number of replicas is tried for equal depths only, and mixed depths take as many as help.
-EXHAUSTIVE_GROUPS = 24
+EXHAUSTIVE_GROUPS = 16
 #: As for EXHAUSTIVE_GROUPS, in layers.
 EXHAUSTIVE_LAYERS = 48
 #: Sets of equal replicas worked out per scope.

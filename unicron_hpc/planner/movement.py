@@ -94,10 +94,11 @@ def moves(
     tied: bool,
     learned_positions: bool,
     iteration: int | None = None,
+    senders: Sequence[Seat] = (),
 ) -> MovePlan:
     """What must be sent so that every rank of `layout` holds its units.
 
-    A source is a rank of `layout`. The nearest one sends: on the target's node first, then the one
+    A source is a rank of `layout`, or one of `senders`. The nearest one sends: on the target's node first, then the one
     that has least to send so far.
 
     Parameters
@@ -110,6 +111,8 @@ def moves(
         Of the model (`units.units_of`).
     iteration
         The iteration that all must stand at; None for the newest held by a seat of the layout.
+    senders
+        Seats that leave the task but still live; they count as ranks `layout.world_size`, ... in this order.
     """
     ranks = {seat: rank for rank, seat in enumerate(layout.seats)}
     seated = {seat: held for seat, held in holdings.items() if seat in ranks}
@@ -133,7 +136,7 @@ def moves(
                 missing.add(key)
             elif position.rank not in has[key]:
                 node = layout.seats[position.rank].node
-                source = min(sources[key], key=lambda r: (layout.seats[r].node != node, load.get(r, 0), r))
+                source = min(sources[key], key=lambda r: (places[r].node != node, load.get(r, 0), r))
                 load[source] = load.get(source, 0) + size[key]
                 planned.append(Move(unit, position.tensor_index, source, position.rank, size[key]))
     planned.sort(key=lambda m: (m.target, m.unit))

@@ -7,6 +7,7 @@ and equally fast are the same loss.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
@@ -17,6 +18,9 @@ from unicron_hpc.planner.deal import deal
 from unicron_hpc.planner.search import candidates
 from unicron_hpc.planner.situation import Rewards, Situation, Standing
 from unicron_hpc.planner.work import NodeSlots
+
+#: How many nodes of each (slots, slowdown) a task has: all that its layout depends on.
+Shape = tuple[tuple[tuple[int, float], int], ...]
 
 
 class NodeClass(msgspec.Struct, frozen=True, order=True):
@@ -77,7 +81,7 @@ class Planner:
         for name in situation.nodes:
             self._examples.setdefault(self.class_of(name), []).append(name)
         self._rewards: dict[tuple[tuple[str, ...], int], Rewards] = {}
-        self._found: dict[tuple[str, tuple[tuple[int, float], ...]], Candidate] = {}
+        self._found: dict[tuple[str, Shape], Candidate] = {}
 
     @property
     def node_classes(self) -> Mapping[NodeClass, Sequence[str]]:
@@ -155,18 +159,19 @@ class Planner:
         return names
 
     def _layout(self, task: Standing, nodes: Sequence[NodeSlots]) -> Candidate | None:
-        if not nodes:
+        if not nodes or (task.layout is not None and [n.name for n in nodes] == list(task.nodes)):
             return None
-        held = [self.situation.nodes[name] for name in task.nodes]
-        shape = tuple(sorted(((n.slots, n.slowdown) for n in nodes), key=lambda k: (k[1], -k[0])))
-        if task.layout is not None and shape == tuple(
-            sorted(((n.slots, n.slowdown) for n in held), key=lambda k: (k[1], -k[0]))
-        ):
+        shape = _shape(nodes)
+        if task.layout is not None and shape == _shape([self.situation.nodes[name] for name in task.nodes]):
             return None
         key = (task.work.name, shape)
         if key not in self._found:
             self._found[key] = candidates(task.work, nodes, task.layout)[0]
         return self._found[key]
+
+
+def _shape(nodes: Sequence[NodeSlots]) -> Shape:
+    return tuple(sorted(Counter((node.slots, node.slowdown) for node in nodes).items()))
 
 
 class Table:
