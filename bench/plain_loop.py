@@ -202,7 +202,8 @@ def main() -> int:
     for iteration in range(1, options.iterations + 1):
         seconds, loss = loop.iterate()
         if dist.get_rank() == dist.get_world_size() - 1:
-            print(json.dumps({"iteration": iteration, "seconds": seconds, "loss": loss}), flush=True)
+            line = {"iteration": iteration, "seconds": seconds, "loss": loss, "time": time.time()}
+            print(json.dumps(line), flush=True)
     dist.destroy_process_group()
     return 0
 

@@ -16,14 +16,27 @@ def descendants(*ancestors: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                # The name in brackets may hold anything, so the fields are counted from its end.
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(entry.name))
+            with contextlib.suppress(OSError):
+                children.setdefault(int(_fields(entry.name)[1]), []).append(int(entry.name))
     family = list(ancestors)
     for pid in family:  # grows while it is walked
         family.extend(children.get(pid, ()))
     return family
+
+
+def _fields(pid: int | str) -> list[str]:
+    """The fields of /proc/PID/stat after the name, which may hold anything and so is cut off at its end."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Return the processor time that live processes have used so far, in user and system mode."""
+    ticks = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            fields = _fields(pid)
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
