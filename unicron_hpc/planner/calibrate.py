@@ -25,9 +25,10 @@ FACTORS: tuple[tuple[str, ...], ...] = (
     ("intra_latency", "inter_latency"),
     ("intra_bandwidth", "inter_bandwidth"),
     ("iteration_seconds",),
+    ("host_cores",),
 )
 #: Figures of which more means less time.
-_RATES = {"efficiency", "intra_bandwidth", "inter_bandwidth"}
+_RATES = {"efficiency", "intra_bandwidth", "inter_bandwidth", "host_cores"}
 #: Weight of a factor's distance from 1 against a measurement's relative error. A figure that the measurements
 #: do not show stays as described; one that they show is corrected freely.
 PRIOR = 0.03
@@ -110,5 +111,7 @@ def _corrected(hardware: Hardware, logs: FloatArray) -> Hardware:
     for names, log in zip(FACTORS, logs, strict=True):
         for name in names:
             factor = float(np.exp(-log if name in _RATES else log))
-            changes[name] = getattr(hardware, name) * factor
+            value = getattr(hardware, name)
+            # Without shared cores there is nothing to correct.
+            changes[name] = None if value is None else value * factor
     return replace(hardware, **changes)

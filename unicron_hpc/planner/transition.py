@@ -44,15 +44,15 @@ def next_layout(
         When no layout fits.
     """
     choice = search(work, nodes, previous=previous)
-    kinds = {"tied": work.tied, "learned_positions": work.learned_positions}
+    tied, learned = work.tied, work.learned_positions
     found: list[tuple[bool, int, Layout, MovePlan]] = []
     best = choice.candidate.seconds
     for candidate in (choice.candidate, *choice.runners_up):
         if found and candidate.seconds > best * (1 + EQUAL) and not all(lost for lost, *_ in found):
             break
         work_alone = seated(candidate, bench(nodes, candidate.tensor).places, work.num_layers)
-        layout = place(work_alone, previous, nodes, holdings, **kinds)
-        plan = moves(layout, holdings, **kinds)
+        layout = place(work_alone, previous, nodes, holdings, tied=tied, learned_positions=learned)
+        plan = moves(layout, holdings, tied=tied, learned_positions=learned)
         held = {(h.unit, h.tensor_index) for hs in holdings.values() for h in hs if h.tensor == layout.tensor}
         avoidable = any(key in held for key in plan.missing)
         found.append((avoidable, sum(m.bytes for m in plan.moves), layout, plan))
