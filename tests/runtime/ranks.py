@@ -255,8 +255,8 @@ def _stall_commit(engine: Engine, spared: int) -> None:
 
     agree = commit.agree
 
-    def stalled(own: commit.Totals, device: torch.device) -> commit.Totals:
-        totals = agree(own, device)
+    def stalled(own: commit.Totals, device: torch.device, members: dist.ProcessGroup) -> commit.Totals:
+        totals = agree(own, device, members)
         commit.agree = agree
         if dist.get_rank() != spared:
             raise Stalled

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.runtime.ranks import World, layout, moves_for, small_task
+from unicron_hpc.planner.layout import Seat
 from unicron_hpc.runtime.orders import Committed, PendingCommit, Phase
 
 RELATIVE = 1e-5
@@ -98,6 +99,26 @@ def test_without_a_replacement_the_layers_are_spread_over_the_survivors(
     break_off(world, [0, 1, 3])
     world.recover(layout(TASK, *pipelines, shares=shares), survivors)
     assert_same(world.run(3), faultless)
+
+
+def test_a_rank_that_leaves_hands_over_what_it_alone_holds(
+    tmp_path: Path, faultless: list[Committed]
+) -> None:
+    """No replica: half the layers are on the rank that goes, and its departure does not disturb the others."""
+    world = World(TASK, tmp_path / "store")
+    world.start(layout(TASK, [1, 2, 1]))
+    world.run(2)
+    held = [process.ask("holdings") for process in world.ranks]
+    smaller = layout(TASK, [2, 2])
+    moves = moves_for(TASK, smaller, held, 2)  # sources are numbered as before: the sender is rank 2
+    assert any(move.source == 2 for move in moves)
+    leaving = world.ranks[2]
+    reports = world.rebuild(smaller, 2, moves=moves, senders=(Seat("here", 2),))
+    assert reports[2].bytes_by_source == {}
+    world.ranks.pop()
+    leaving.end()
+    assert_same(world.run(3), faultless)
+    world.close()
 
 
 def test_cuts_at_any_moment_of_iterations_and_rebuilds_leave_one_training(

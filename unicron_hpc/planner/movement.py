@@ -98,15 +98,15 @@ def moves(
 ) -> MovePlan:
     """What must be sent so that every rank of `layout` holds its units.
 
-    A source is a rank of `layout`, or one of `senders`. The nearest one sends: on the target's node first, then the one
-    that has least to send so far.
+    A source is a rank of `layout`, or one of `senders`. The nearest one sends: on the target's node first,
+    then the one that has least to send so far.
 
     Parameters
     ----------
     layout
         The new layout.
     holdings
-        What the processes hold, by seat; seats without a place in the layout cannot send.
+        What the processes hold, by seat; others than the places' cannot send.
     tied, learned_positions
         Of the model (`units.units_of`).
     iteration
@@ -114,7 +114,8 @@ def moves(
     senders
         Seats that leave the task but still live; they count as ranks `layout.world_size`, ... in this order.
     """
-    ranks = {seat: rank for rank, seat in enumerate(layout.seats)}
+    places = (*layout.seats, *senders)
+    ranks = {seat: rank for rank, seat in enumerate(places)}
     seated = {seat: held for seat, held in holdings.items() if seat in ranks}
     if iteration is None:
         iteration = newest(seated, layout.tensor)

@@ -1,4 +1,4 @@
-"""The commit: one reduction over the world, after which an iteration's update counts everywhere."""
+"""The commit: one reduction over all ranks, after which an iteration's update counts everywhere."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Totals:
     tokens: float
 
 
-def agree(own: Totals, device: torch.device) -> Totals:
-    """Sum over the world.
+def agree(own: Totals, device: torch.device, members: dist.ProcessGroup) -> Totals:
+    """Sum over all ranks that compute.
 
     A rank that comes out of this knows that every rank went in, and so that every rank's gradient sums
     are complete: it may apply the update. All ranks see the same bits.
     """
     vector = torch.tensor([own.squared_norm, own.loss_sum, own.tokens], dtype=torch.float64, device=device)
-    dist.all_reduce(vector)
+    dist.all_reduce(vector, group=members)
     return Totals(*vector.tolist())
 
 

@@ -150,12 +150,21 @@ class Engine:
             committed = self._settle_pending(order)
             commit_seconds = clock.lap()
             guard, chunk = self._guard, self._chunk
+            if order.only_sends:
+                report = self._worker.call(
+                    lambda attempt: self._only_send(order, store, guard, attempt), self._is_cut
+                )
+                self._check_cut()
+                return msgspec.structs.replace(report, committed=committed, commit_seconds=commit_seconds)
             place, report = self._worker.call(
                 lambda attempt: self._take_place(order, store, guard, chunk, attempt), self._is_cut
             )
             self._check_cut()
             self._place, self._chunk = place, place.chunk
             self._iteration = order.iteration
+            # After a roll-back, what came later has not happened.
+            for committed_later in [c for c in self._recent if c.iteration > order.iteration]:
+                self._recent.remove(committed_later)
             return msgspec.structs.replace(report, committed=committed, commit_seconds=commit_seconds)
 
     def run_iteration(self) -> Committed:
@@ -207,7 +216,7 @@ class Engine:
         own = commit.Totals(gradients.squared_norm(), loss_sum, tokens)
         with attempt.counts():
             self._phase = Phase.REDUCED
-        totals = commit.agree(own, self._device)
+        totals = commit.agree(own, self._device, place.groups.members)
         loss, norm = commit.mean_loss_and_norm(totals, self._full_tokens, iteration)
         with attempt.counts():
             return self._apply(place, PendingCommit(iteration, loss, norm, int(totals.tokens)), began)
@@ -257,6 +266,27 @@ class Engine:
         self._phase = Phase.IDLE
         self._place = None
         return committed
+
+    def _only_send(self, order: Rebuild, store: Store, guard: SocketGuard, attempt: Attempt) -> RebuildReport:
+        """Hand over what this rank alone holds; it has no part in the epoch afterwards."""
+        clock = Clock()
+        model = self._task.model
+        plan = groups.plan_groups(
+            order.layout, order.rank, tied=model.tied, learned_positions=model.learned_positions
+        )
+        self._build_groups(order, plan, store, guard)
+        groups_seconds = clock.lap()
+        self._inventory.send(order)
+        return RebuildReport(
+            epoch=order.epoch,
+            commit_seconds=0.0,
+            groups_seconds=groups_seconds,
+            chunk_seconds=0.0,
+            state_seconds=clock.lap(),
+            warm_seconds=0.0,
+            chunk_kept=False,
+            bytes_by_source={},
+        )
 
     def _take_place(
         self, order: Rebuild, store: Store, guard: SocketGuard, chunk: Chunk | None, attempt: Attempt
@@ -310,14 +340,15 @@ class Engine:
     def _build_groups(
         self, order: Rebuild, plan: groups.GroupPlan, store: Store, guard: SocketGuard
     ) -> groups.Groups:
-        guard.begin(order.layout.world_size)
+        world_size = order.layout.world_size + len(order.senders)
+        guard.begin(world_size)
         try:
             self._check_cut()
             return groups.build_groups(
                 plan,
                 PrefixStore(f"epoch-{order.epoch}", store),
                 order.rank,
-                order.layout.world_size,
+                world_size,
                 building=self._building,
                 using=self._using,
             )

@@ -23,9 +23,11 @@ class GroupPlan:
 
     Attributes
     ----------
+    members
+        All ranks of the layout; the world may have senders beside them.
     to_build
-        Every group of the layout besides the world and single ranks, in the order in which all ranks go
-        through them: two ranks that share two groups meet in the same order, so that none waits in one for
+        Every group of the layout besides that of all members and single ranks, in the order in which all
+        ranks go through them: two ranks that share two groups meet in the same order, so that none waits in one for
         a rank that waits in the other.
     pipeline, tensor
         This rank's pipeline in stage order, its tensor-parallel group in tensor order.
@@ -33,6 +35,7 @@ class GroupPlan:
         For each (unit, tensor index) of this rank: the ranks that hold it, ascending.
     """
 
+    members: Ranks
     to_build: tuple[Ranks, ...]
     pipeline: Ranks
     tensor: Ranks
@@ -40,8 +43,7 @@ class GroupPlan:
 
 
 def plan_groups(layout: Layout, rank: int, *, tied: bool, learned_positions: bool) -> GroupPlan:
-    """What the layout needs and what `rank` belongs to (pure)."""
-    position = layout.position(rank)
+    """What the layout needs and what `rank` belongs to (pure); a sender belongs to none of it."""
     sets = holders(layout, tied=tied, learned_positions=learned_positions)
     pipelines = {
         (r, t): tuple(stage.ranks[t] for stage in replica.stages)
@@ -51,8 +53,13 @@ def plan_groups(layout: Layout, rank: int, *, tied: bool, learned_positions: boo
     tensors = {stage.ranks for replica in layout.replicas for stage in replica.stages}
     whole = tuple(range(layout.world_size))
     every = {*pipelines.values(), *tensors, *sets.values()}
+    to_build = tuple(sorted(ranks for ranks in every if len(ranks) > 1 and ranks != whole))
+    if rank >= layout.world_size:
+        return GroupPlan(whole, to_build, pipeline=(rank,), tensor=(rank,), holder_sets={})
+    position = layout.position(rank)
     return GroupPlan(
-        to_build=tuple(sorted(ranks for ranks in every if len(ranks) > 1 and ranks != whole)),
+        members=whole,
+        to_build=to_build,
         pipeline=pipelines[position.replica, position.tensor_index],
         tensor=position.stage.ranks,
         holder_sets={key: ranks for key, ranks in sets.items() if rank in ranks},
@@ -89,6 +96,11 @@ class Groups:
         return SoloGroup.get() if len(ranks) == 1 else self.by_ranks[ranks]
 
     @property
+    def members(self) -> dist.ProcessGroup:
+        """All ranks that compute."""
+        return self.of(self.plan.members)
+
+    @property
     def pipeline(self) -> dist.ProcessGroup:
         return self.of(self.plan.pipeline)
 
@@ -112,21 +124,28 @@ def build_groups(
     ----------
     store
         Already limited to this epoch's keys.
+    world_size
+        Ranks of the layout and senders.
     building, using
         Longest wait for a peer while groups are built, and in any later call on them.
     """
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=building)
     world = dist.group.WORLD
     assert world is not None  # just initialised
-    whole = tuple(range(world_size))
-    by_ranks: dict[Ranks, dist.ProcessGroup] = {whole: world} if world_size > 1 else {}
-    for ranks in plan.to_build:
+    by_ranks: dict[Ranks, dist.ProcessGroup] = {}
+    to_build = plan.to_build
+    if len(plan.members) == world_size > 1:
+        by_ranks[plan.members] = world
+    elif len(plan.members) > 1:
+        # Senders leave before the first commit: the members need a world without them.
+        to_build = (plan.members, *to_build)
+    for ranks in to_build:
         # Non-members only count the group. (With `use_local_synchronization` they would not have to, but
         # then torch names a group by how many groups each member has, and members do not find each other.)
         group = dist.new_group(list(ranks), timeout=building, sort_ranks=False)
         if rank in ranks:
             by_ranks[ranks] = group
-    for group in by_ranks.values():
+    for group in (world, *by_ranks.values()):
         dist.distributed_c10d._set_pg_timeout(using, group)
     return Groups(plan, world, by_ranks)
 

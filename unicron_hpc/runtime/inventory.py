@@ -108,6 +108,10 @@ class Inventory:
                 del self._states[key]  # older than what all ranks agreed on: of no use to anybody
         return sources
 
+    def send(self, order: Rebuild) -> None:
+        """Send what the order says, and take nothing."""
+        move_states(order.moves, order.rank, self._states, {}, order.iteration, self._device, lambda _: None)
+
     def _initialise(
         self,
         needed: Mapping[Key, UnitSpec],

@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from unicron_hpc.planner.layout import Layout
+from unicron_hpc.planner.layout import Layout, Seat
 from unicron_hpc.planner.movement import HeldUnit, Move
 
 
@@ -87,6 +87,9 @@ class Rebuild(msgspec.Struct, frozen=True):
         Ranks that stand in `Phase.REDUCED` of this iteration apply it first.
     initial
         Units that nobody holds are initialised from the seed (a new training; `iteration` is 0).
+    senders
+        Seats that leave the task and only send state: they are ranks `layout.world_size`, ... in this order,
+        and are done once it is sent.
     checkpoint
         Folder of a checkpoint; when set, every unit is loaded from it and nothing is moved.
     """
@@ -98,7 +101,13 @@ class Rebuild(msgspec.Struct, frozen=True):
     moves: tuple[Move, ...] = ()
     commit: PendingCommit | None = None
     initial: bool = False
+    senders: tuple[Seat, ...] = ()
     checkpoint: str | None = None
+
+    @property
+    def only_sends(self) -> bool:
+        """Whether this rank is one of the senders."""
+        return self.rank >= self.layout.world_size
 
 
 class RebuildReport(msgspec.Struct, frozen=True):

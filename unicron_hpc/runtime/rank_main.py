@@ -121,7 +121,8 @@ class Rank:
             try:
                 report = self._engine.rebuild(order, ControlStore(self._ask))
                 self._channel.send(RankReady(order.epoch, report))
-                self._train(order)
+                if not order.only_sends:
+                    self._train(order)
             except AgentGone:
                 raise
             except Exception as error:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
+import msgspec
+
 from unicron_hpc.errors import UnicronError
 from unicron_hpc.planner.layout import Seat
 from unicron_hpc.runtime.environment import RUN_FOLDER, SEAT, TASK
@@ -31,6 +33,14 @@ log = logging.getLogger(__name__)
 
 #: Bytes of a dead rank's log that travel with the news of its death.
 TAIL_BYTES = 4000
+
+
+#: A task's place on this node. While a node changes hands, two tasks have a process in the same seat.
+Place = tuple[str, Seat]
+
+
+def _place(address: RankAddress) -> Place:
+    return address.task, address.seat
 
 
 class _LocalRank:
@@ -60,8 +70,8 @@ class LocalRanks:
         self._run_folder = run_folder
         self._zygote = zygote
         self._report = report
-        self._ranks: dict[Seat, _LocalRank] = {}
-        self._starting: dict[Seat, RankAddress] = {}
+        self._ranks: dict[Place, _LocalRank] = {}
+        self._starting: dict[Place, RankAddress] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.newest_epoch = 0  # the highest that any order named: a new coordinator must begin above it
 
@@ -71,19 +81,21 @@ class LocalRanks:
 
     def start(self, address: RankAddress) -> None:
         """Start a process in a seat; a second order for the same or an older incarnation does nothing."""
-        known = self._ranks.get(address.seat)
-        starting = self._starting.get(address.seat)
+        known = self._ranks.get(_place(address))
+        starting = self._starting.get(_place(address))
         newest = max(known.address.incarnation if known else 0, starting.incarnation if starting else 0)
         if address.incarnation <= newest:
             return
         if known:
             known.process.kill()
-        self._starting[address.seat] = address
+        self._starting[_place(address)] = address
         self._background(self._run(address))
 
     def stop(self, address: RankAddress) -> None:
-        """Kill a seat's process if it is still this incarnation."""
-        rank = self._ranks.get(address.seat)
+        """Kill a seat's process if it is still this incarnation, or is about to be."""
+        if self._starting.get(_place(address)) == address:
+            del self._starting[_place(address)]
+        rank = self._ranks.get(_place(address))
         if rank and rank.address == address:
             rank.process.kill()
 
@@ -91,7 +103,7 @@ class LocalRanks:
         """Pass an order on; one for a process that is gone is dropped (its death is reported)."""
         if isinstance(order, Cut):
             self.newest_epoch = max(self.newest_epoch, order.epoch)
-        rank = self._ranks.get(address.seat)
+        rank = self._ranks.get(_place(address))
         if rank is None or rank.address != address or rank.writer is None:
             return
         if isinstance(order, RebuildOrder):
@@ -106,6 +118,7 @@ class LocalRanks:
 
     def kill_all(self) -> None:
         """Kill every rank."""
+        self._starting.clear()
         for rank in self._ranks.values():
             rank.process.kill()
 
@@ -136,13 +149,14 @@ class LocalRanks:
         try:
             process = await self._zygote.spawn(log_path, environment)
         except UnicronError as error:
-            self._starting.pop(address.seat, None)
+            self._is_wanted(address)
             self._report(RankExited(address, 0, None, str(error), time.time()))
             return
         rank = _LocalRank(address, process)
-        self._ranks[address.seat] = rank
-        if self._starting.get(address.seat) == address:
-            del self._starting[address.seat]
+        if self._is_wanted(address):
+            self._ranks[_place(address)] = rank
+        else:
+            process.kill()
         reader, rank.writer = await asyncio.open_connection(sock=process.socket)
         self._report(RankStarted(address, process.pid))
         listener = asyncio.create_task(self._listen(rank, reader))
@@ -153,9 +167,16 @@ class LocalRanks:
                 await listener
         listener.cancel()
         rank.writer.close()
-        if self._ranks.get(address.seat) is rank:
-            del self._ranks[address.seat]
+        if self._ranks.get(_place(address)) is rank:
+            del self._ranks[_place(address)]
         self._report(RankExited(address, process.pid, process.status, _tail(log_path), time.time()))
+
+    def _is_wanted(self, address: RankAddress) -> bool:
+        """Whether a process that was just forked was neither stopped nor superseded in the meantime."""
+        if self._starting.get(_place(address)) != address:
+            return False
+        del self._starting[_place(address)]
+        return True
 
     async def _listen(self, rank: _LocalRank, reader: asyncio.StreamReader) -> None:
         try:
@@ -167,6 +188,10 @@ class LocalRanks:
                 self._report(RankSaid(rank.address, said, time.time()))
         except (asyncio.IncompleteReadError, ConnectionError):
             return
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            # Whatever wrote this is no rank of ours any more; its end is reported like any other.
+            log.error("%s talks nonsense and is killed: %s", rank.address, error)
+            rank.process.kill()
 
 
 def _tail(path: Path) -> str:

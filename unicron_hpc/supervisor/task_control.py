@@ -131,18 +131,21 @@ class TaskControl:
     def on_started(self, started: RankStarted) -> None:
         """A process runs."""
         process = self._state.seats.find(started.rank)
-        if process:
-            process.pid = started.pid
-            seat = started.rank.seat
-            self._hub.journal.write(
-                "rank_started",
-                self._state.epoch,
-                task=self.name,
-                node=seat.node,
-                slot=seat.slot,
-                pid=started.pid,
-                incarnation=started.rank.incarnation,
-            )
+        if process is None:
+            # Given up while it was starting.
+            self._hub.stop_rank(started.rank)
+            return
+        process.pid = started.pid
+        seat = started.rank.seat
+        self._hub.journal.write(
+            "rank_started",
+            self._state.epoch,
+            task=self.name,
+            node=seat.node,
+            slot=seat.slot,
+            pid=started.pid,
+            incarnation=started.rank.incarnation,
+        )
 
     def on_exited(self, exited: RankExited) -> None:
         """A process is gone."""

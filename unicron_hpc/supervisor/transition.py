@@ -12,8 +12,8 @@ from collections.abc import Callable
 import msgspec
 
 from unicron_hpc.detect.severity import NOT_ANSWERING, Method
-from unicron_hpc.planner.layout import Layout
-from unicron_hpc.planner.movement import Move
+from unicron_hpc.planner.layout import Layout, Seat
+from unicron_hpc.planner.movement import MovePlan
 from unicron_hpc.planner.movement import moves as plan_moves
 from unicron_hpc.runtime.orders import Rebuild
 from unicron_hpc.supervisor.checkpoints import Checkpoints
@@ -101,12 +101,16 @@ class Transition:
             nodes=sorted({seat.node for seat in layout.seats}),
         )
         self._hub.changed()
-        await self._fill_seats(layout)
+        order = await self._order(layout, resume)
+        await self._fill_seats(layout, order.senders)
         clock.lap("start")
-        await self._give_orders(layout, resume)
+        self._give_orders(order)
+        places = (*layout.seats, *order.senders)
         await self._until(
-            lambda: all((p := state.seats.get(seat)) and p.ready_epoch == self.epoch for seat in layout.seats)
+            lambda: all((p := state.seats.get(seat)) and p.ready_epoch == self.epoch for seat in places)
         )
+        for seat in order.senders:
+            self._dismiss(seat)
         clock.lap("rebuild")
         self._finish(layout, clock)
 
@@ -147,50 +151,46 @@ class Transition:
         """Processes that are not ready for the epoch."""
         return [p for p in self._state.seats if p.ready_epoch != self.epoch]
 
-    async def _fill_seats(self, layout: Layout) -> None:
-        """Have a listening process in every seat, and none elsewhere."""
+    async def _fill_seats(self, layout: Layout, senders: tuple[Seat, ...]) -> None:
+        """Have a listening process in every seat, and none elsewhere but those that still have to send."""
         seats, wanted = self._state.seats, set(layout.seats)
         for process in seats:
-            if process.address.seat not in wanted:
-                seats.remove(process.address.seat)
-                self._hub.stop_rank(process.address)
+            if process.address.seat not in wanted | set(senders):
+                self._dismiss(process.address.seat)
         for seat in layout.seats:
             if seat not in seats:
                 self._hub.start_rank(seats.new(seat).address)
         await self._until(lambda: all((p := seats.get(seat)) is not None and p.said_hello for seat in wanted))
 
-    async def _give_orders(self, layout: Layout, resume: Resume) -> None:
+    def _dismiss(self, seat: Seat) -> None:
+        """End a process that the task needs no more."""
+        process = self._state.seats.get(seat)
+        if process is not None:
+            self._state.seats.remove(seat)
+            self._hub.stop_rank(process.address)
+
+    def _give_orders(self, order: Rebuild) -> None:
         """Tell each seat where its state comes from and where to go on."""
-        order = await self._order(layout, resume)
         self._state.store = KeyStore(self.epoch, self._hub.tell)
-        self._hub.commits.begin_epoch(self._state.name, self.epoch, layout.world_size)
-        for rank, seat in enumerate(layout.seats):
+        self._hub.commits.begin_epoch(self._state.name, self.epoch, order.layout.world_size)
+        for rank, seat in enumerate((*order.layout.seats, *order.senders)):
             process = self._state.seats.get(seat)
             if process is not None:  # else its end has just been told, and another transition begins
                 process.finished = False
                 self._hub.tell(process.address, RebuildOrder(msgspec.structs.replace(order, rank=rank)))
 
     async def _order(self, layout: Layout, resume: Resume) -> Rebuild:
-        model = self._state.task.model
-        move_list: tuple[Move, ...] = ()
         if resume.iteration is not None:
-            here = {seat: units for seat, units in resume.units.items() if seat in layout.seats}
-            plan = plan_moves(
-                layout,
-                here,
-                tied=model.tied,
-                learned_positions=model.learned_positions,
-                iteration=resume.iteration,
-            )
-            move_list = plan.moves
+            plan, senders = self._movement(layout, resume)
             if not plan.missing:
                 return Rebuild(
                     epoch=self.epoch,
                     rank=0,
                     layout=layout,
                     iteration=resume.iteration,
-                    moves=move_list,
+                    moves=plan.moves,
                     commit=resume.commit,
+                    senders=senders,
                 )
             names = ", ".join(f"{unit}/{index}" for unit, index in plan.missing[:6])
             log.warning("no survivor holds %s; going back to a checkpoint", names)
@@ -210,6 +210,31 @@ class Transition:
             initial=found is None,
             checkpoint=str(found.path) if found else None,
         )
+
+    def _movement(self, layout: Layout, resume: Resume) -> tuple[MovePlan, tuple[Seat, ...]]:
+        """Who sends what; processes that leave are asked only for what nobody else holds."""
+        model = self._state.task.model
+
+        def plan(senders: tuple[Seat, ...]) -> MovePlan:
+            return plan_moves(
+                layout,
+                resume.units,
+                tied=model.tied,
+                learned_positions=model.learned_positions,
+                iteration=resume.iteration,
+                senders=senders,
+            )
+
+        found = plan(())
+        if not found.missing:
+            return found, ()
+        lacking = set(found.missing)
+        senders = tuple(
+            seat
+            for seat, units in resume.units.items()
+            if seat not in layout.seats and any((u.unit, u.tensor_index) in lacking for u in units)
+        )
+        return (plan(senders), senders) if senders else (found, ())
 
     def _finish(self, layout: Layout, clock: _Laps) -> None:
         state = self._state
