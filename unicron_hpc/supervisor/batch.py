@@ -92,7 +92,11 @@ def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def run_step(command: Sequence[str], run_folder: Path, environment: Mapping[str, str]) -> Outcome:
     """Run the agents until the run is over, however it ends."""
-    process = subprocess.Popen(list(command), stdin=subprocess.DEVNULL, env=dict(environment))
+    # In a session of its own: on SIGHUP srun kills every task of the step, and that is what the kernel sends to
+    # our process group should this process die while the group is stopped.
+    process = subprocess.Popen(
+        list(command), stdin=subprocess.DEVNULL, env=dict(environment), start_new_session=True
+    )
 
     def forward(number: int, frame: FrameType | None) -> None:
         # The agents get the signal through srun; the coordinator among them ends the run.
