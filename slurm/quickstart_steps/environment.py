@@ -58,8 +58,8 @@ class Environment:
         """Make the environment and install what is `missing`."""
         if not missing:
             return
-        if not self.works():
-            self._make()
+        if not self.works() or (requirements.TORCH in missing and not self._is_of_this_python()):
+            self._make()  # without torch in it, it is a first try with another Python, and as good as empty
         if requirements.TORCH in missing:
             options = ["--index-url", self._torch_index] if self._torch_index else []
             torch_build.check(self.python, requirements.TORCH, options)
@@ -75,6 +75,10 @@ class Environment:
 
     def _wanted(self) -> list[str]:
         return requirements.wanted(self.repository)
+
+    def _is_of_this_python(self) -> bool:
+        """Tell whether it was made with the release of Python that runs this."""
+        return (self.folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}").is_dir()
 
     def _make(self) -> None:
         print(f"making {self.folder} with {sys.executable}", flush=True)

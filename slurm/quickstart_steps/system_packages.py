@@ -75,13 +75,23 @@ def _apt(names: Sequence[str]) -> list[str]:
 
 
 def _run(command: list[str], names: Sequence[str]) -> None:
-    # A terminal stays connected, in case sudo asks for a password.
-    stdin = None if sys.stdin.isatty() else subprocess.DEVNULL
-    code = subprocess.run(command, stdin=stdin, check=False, timeout=1800).returncode
-    if code != 0:
+    # To a terminal everything is shown, and sudo may ask for a password; elsewhere only what failed.
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    print(" ".join(command), flush=True)
+    done = subprocess.run(
+        command,
+        stdin=None if terminal else subprocess.DEVNULL,
+        stdout=None if terminal else subprocess.PIPE,
+        stderr=None if terminal else subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=1800,
+    )
+    if done.returncode != 0:
+        words = "\n".join((done.stdout or "its own words are above").splitlines()[-15:])
         raise QuickstartError(
-            f"ended with code {code}; its own words are above",
+            f"ended with code {done.returncode}",
             where=" ".join(command),
-            hint="Does this machine reach its package mirror? To do it by hand:\n"
+            hint=f"{words}\nDoes this machine reach its package mirror? To do it by hand:\n"
             f"apt-get update && apt-get install --no-install-recommends {' '.join(names)}",
         )

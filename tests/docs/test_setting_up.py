@@ -77,7 +77,7 @@ class TestSystemPackages:
         program(tmp_path, "apt-get", "echo no mirror >&2; exit 100")
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         monkeypatch.setattr(os, "geteuid", lambda: 0)
-        with pytest.raises(QuickstartError, match=r"apt-get update -qq: ended with code 100"):
+        with pytest.raises(QuickstartError, match=r"apt-get update -qq: ended with code 100\n  no mirror"):
             system_packages.install(["slurmd"])
 
     def test_of_docker_are_named_once_and_only_where_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
