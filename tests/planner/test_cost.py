@@ -180,3 +180,22 @@ def test_search_and_prediction_agree_on_a_shared_host(count):
     work = small_work(hardware=replace(MACHINE, host_cores=2.0, layer_seconds=1e-2), global_batch_size=20)
     choice = search(work, [NodeSlots(f"n{k}", 1) for k in range(count)])
     assert choice.candidate.seconds == pytest.approx(choice.prediction.iteration_seconds, rel=1e-9)
+
+
+def test_a_distributed_optimizer_shares_its_state_over_the_replicas():
+    work = small_work(distributed_optimizer=True)
+    one, four = build(work, [(4,)], [4], nodes(1)), build(work, [(4,)] * 4, [1] * 4, nodes(4))
+    whole, shared = predict(one, work).memory_bytes, predict(four, work).memory_bytes
+    layer, first, _ = parameters(work)
+    assert whole - shared == pytest.approx((4 * layer + first) * work.optimizer_bytes * 3 / 4)
+    assert predict(four, replace(work, distributed_optimizer=False)).memory_bytes == whole
+
+
+def test_a_layout_that_only_a_distributed_optimizer_fits_in_memory_is_found():
+    tight = replace(MACHINE, memory_bytes=7.2e6)
+    flat = small_work(hardware=tight, distributed_optimizer=True)
+    found = search(flat, nodes(4))
+    assert [len(r.stages) for r in found.layout.replicas] == [1, 1, 1, 1]
+    assert found.prediction.memory_bytes <= found.prediction.memory_limit
+    without = search(replace(flat, distributed_optimizer=False), nodes(4))
+    assert max(len(r.stages) for r in without.layout.replicas) > 1

@@ -49,8 +49,9 @@ class StageCosts(msgspec.Struct, frozen=True, kw_only=True):
         Bytes kept on one rank for a micro-batch in flight.
     memory
         Bytes that a plan may use on a rank.
-    state_bytes
-        Bytes per parameter: weights, gradients and optimizer.
+    state_bytes, sharded_bytes
+        Bytes per parameter: weights, gradients and optimizer; and the part of them that replicas share out
+        among each other (the optimizer's, where it is distributed).
     """
 
     layer: float
@@ -66,6 +67,11 @@ class StageCosts(msgspec.Struct, frozen=True, kw_only=True):
     last_activation: float
     memory: float
     state_bytes: float
+    sharded_bytes: float = 0.0
+
+    def state_among(self, replicas: Number) -> Number:
+        """Bytes per parameter on a rank, with that many replicas."""
+        return self.state_bytes - self.sharded_bytes * (1 - 1 / replicas)
 
 
 def layer_flops(work: TaskWork) -> tuple[float, float]:
@@ -144,6 +150,7 @@ def stage_costs(work: TaskWork, tensor: int, micro_batch_size: int, slots: int) 
         last_activation=8.0 * s * b * work.vocab_size / tensor,
         memory=machine.memory_bytes * MEMORY_SHARE,
         state_bytes=float(state),
+        sharded_bytes=float(work.optimizer_bytes if work.distributed_optimizer else 0),
     )
 
 
@@ -239,7 +246,7 @@ def predict(layout: Layout, work: TaskWork, slowdown: Mapping[str, float] | None
             beside = [max(pair) for pair in zip([0.0, *links], [*links, 0.0], strict=True)]
             slowest = max(t + link for t, link in zip(times, beside, strict=True))
             whole = sum(times) + sum(links) + (replica.micro_batches - 1) * slowest
-            full, held = _replica_memory(replica, work, costs)
+            full, held = _replica_memory(replica, work, costs, len(layout.replicas))
             at_work = replica.micro_batches * (sum(times) + sum(links)) * layout.tensor
             seen[key] = (whole, full, held, at_work)
         whole, full, held, work_seconds = seen[key]
@@ -300,7 +307,9 @@ def most_parameters(counts: Sequence[int], work: TaskWork, costs: StageCosts) ->
     return max(held)
 
 
-def _replica_memory(replica: Replica, work: TaskWork, costs: StageCosts) -> tuple[float, float]:
+def _replica_memory(
+    replica: Replica, work: TaskWork, costs: StageCosts, replicas: int
+) -> tuple[float, float]:
     """(bytes of the fullest rank, parameters of the rank that holds most)."""
     depth = len(replica.stages)
     fullest = most = 0.0
@@ -312,5 +321,5 @@ def _replica_memory(replica: Replica, work: TaskWork, costs: StageCosts) -> tupl
         flight = min(depth - k, replica.micro_batches)
         active = stage.num_layers * costs.layer_activation * flight
         active += costs.last_activation if k == depth - 1 else 0.0
-        fullest, most = max(fullest, held * costs.state_bytes + active), max(most, held)
+        fullest, most = max(fullest, held * costs.state_among(replicas) + active), max(most, held)
     return fullest, most

@@ -26,6 +26,9 @@ class Depths:
         Micro-batches of the global batch: no stage has more in flight.
     groups_per_node
         Tensor groups that a node takes: a pipeline that tiles a node never leaves it.
+    groups, most_replicas
+        Tensor groups at hand, and most replicas: with a distributed optimizer, depth p is judged as though
+        groups / p replicas shared its state.
     slowdown
         Factor on compute of these nodes.
     parameter_cap
@@ -42,12 +45,14 @@ class Depths:
         deepest: int,
         micro_batches: int,
         groups_per_node: int,
+        groups: int = 1,
+        most_replicas: int = 1,
         slowdown: float = 1.0,
         parameter_cap: float | FloatArray = math.inf,
     ) -> None:
         self.costs, self.num_layers, self.tied, self.slowdown = costs, num_layers, tied, slowdown
         self.micro_batches, self.parameter_cap = micro_batches, parameter_cap
-        self.groups_per_node = groups_per_node
+        self.groups_per_node, self.groups, self.most_replicas = groups_per_node, groups, most_replicas
         count = min(deepest, num_layers)
         depth = np.arange(1, count + 1)
         self.links = np.array([self.link(int(p)) for p in depth])
@@ -71,10 +76,10 @@ class Depths:
         depth = np.arange(1, count + 1)[:, None]
         flight = np.minimum(depth - stage, self.micro_batches)
         extra, active = self._extras(count)
-        room = self.costs.memory - extra * self.costs.state_bytes - active
-        per_layer = (
-            self.costs.layer_parameters * self.costs.state_bytes + flight * self.costs.layer_activation
-        )
+        replicas = np.maximum(np.minimum(self.groups // depth, self.most_replicas), 1)
+        state = self.costs.state_among(replicas)
+        room = self.costs.memory - extra * state - active
+        per_layer = self.costs.layer_parameters * state + flight * self.costs.layer_activation
         most = np.floor(room / np.maximum(per_layer, 1e-30) + EPSILON)
         cap = np.broadcast_to(np.asarray(self.parameter_cap, dtype=np.float64), (count,))[:, None]
         if np.isfinite(cap).any():

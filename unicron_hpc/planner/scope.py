@@ -80,6 +80,8 @@ class Scope(msgspec.Struct, frozen=True):
             deepest=len(self.bench.places),
             micro_batches=self.micro_batches if flight is None else flight,
             groups_per_node=self.bench.per_node,
+            groups=len(self.bench.places),
+            most_replicas=self.micro_batches,
             slowdown=slowdown,
             parameter_cap=cap,
         )

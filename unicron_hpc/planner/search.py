@@ -125,12 +125,21 @@ def search(work: TaskWork, nodes: Sequence[NodeSlots], *, previous: Layout | Non
         When no layout fits; names the binding constraint and the nearest demand that would fit.
     """
     found = candidates(work, nodes, previous)
-    chosen = found[0]
-    layout = seated(chosen, bench(nodes, chosen.tensor).places, work.num_layers)
+    slowdown = {n.name: n.slowdown for n in nodes}
+    while found:
+        chosen = found[0]
+        layout = seated(chosen, bench(nodes, chosen.tensor).places, work.num_layers)
+        prediction = predict(layout, work, slowdown)
+        # With a distributed optimizer, memory depends on the number of replicas that the mix ended up with.
+        if not work.distributed_optimizer or prediction.memory_bytes <= prediction.memory_limit:
+            break
+        del found[0]
+    else:
+        raise limits.nothing_fits(work, nodes, previous)
     used = {seat.node for seat in layout.seats}
     return Choice(
         layout=layout,
-        prediction=predict(layout, work, {n.name: n.slowdown for n in nodes}),
+        prediction=prediction,
         candidate=chosen,
         runners_up=_distinct(found),
         idle_nodes=tuple(n.name for n in nodes if n.name not in used),
