@@ -21,6 +21,11 @@ class ControlStore(Store):
     ----------
     ask
         Sends one operation to the coordinator and waits for the answer.
+
+    Notes
+    -----
+    Somebody must hold on to this object for as long as its groups live: a PrefixStore keeps only torch's half
+    alive and then calls a pure virtual function.
     """
 
     def __init__(self, ask: Ask) -> None:
@@ -56,3 +61,7 @@ class ControlStore(Store):
 
     def num_keys(self) -> int:
         return int(self._ask("count", (), b""))
+
+    # Torch's own code (a PrefixStore around this one) looks for these two under their C++ names.
+    deleteKey = delete_key
+    getNumKeys = num_keys
