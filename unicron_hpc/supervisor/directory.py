@@ -32,6 +32,6 @@ def addresses(run_folder: Path) -> dict[str, str]:
             try:
                 content = json.loads(entry.read_text())
                 found[str(content["node"])] = str(content["address"])
-            except (OSError, ValueError, KeyError):
+            except (OSError, ValueError, KeyError, TypeError):
                 continue  # being replaced right now; the next look finds it
     return found

@@ -23,5 +23,5 @@ def read_outcome(run_folder: Path) -> Outcome | None:
     try:
         content = json.loads((run_folder / SUMMARY).read_bytes())
         return Outcome(str(content["state"]), int(content["exit_code"]), str(content["cause"]))
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
