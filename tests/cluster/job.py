@@ -7,7 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,15 @@ class Job(Run):
     def cancel(self) -> None:
         """Have Slurm cancel it, as its owner."""
         self.cluster.exec(["scancel", self.job_id])
+
+
+@contextmanager
+def as_new_afterwards(cluster: Cluster) -> Iterator[None]:
+    """Bring the cluster's nodes back and cancel its jobs, however the block ends."""
+    try:
+        yield
+    finally:
+        cluster.reset()
 
 
 def write_settings(cluster: Cluster, name: str, **sections: Mapping[str, Any]) -> Path:

@@ -150,6 +150,7 @@ def settings_text(*, name: str, **sections: Mapping[str, Any]) -> str:
             "micro_batch_size": 1,
             "global_batch_size": MICRO_BATCHES,
             "train_iters": ITERATIONS,
+            "lr_decay_iters": ITERATIONS,
             "lr": 1e-3,
             "lr_warmup_iters": 5,
             "pipeline_model_parallel_size": 2,

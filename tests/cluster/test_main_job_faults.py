@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from .job import as_new_afterwards
 from .reference import Reference, reference  # noqa: F401  (a fixture)
 from .run import ITERATIONS, LAYERS, MICRO_BATCHES, covers_every_layer_once, stage_sizes, worst_difference
 from .three_faults import ThreeFaults, ranks_of, run_three_faults
@@ -24,9 +25,8 @@ def faulted(request: pytest.FixtureRequest) -> ThreeFaults:
     """One run under all three faults, ended; every test looks at another side of it."""
     driver: str = request.param
     cluster = request.getfixturevalue(driver)
-    seen = run_three_faults(cluster, f"faults-{driver}", slurm=LAYOUTS[driver])
-    cluster.reset()
-    return seen
+    with as_new_afterwards(cluster):
+        return run_three_faults(cluster, f"faults-{driver}", slurm=LAYOUTS[driver])
 
 
 def plan_of(faulted: ThreeFaults, transition: dict[str, Any]) -> dict[str, Any]:
