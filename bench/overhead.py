@@ -7,11 +7,14 @@ import json
 import statistics
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from common.contestants import Contestant, Plain, Supervised, Turns, stop, take_turn
+from common.ending import until_stopped
 from common.figures import worst_difference
+from common.load import busy_words, foreign_load
 from common.places import Local
 from common.watching import BenchError
 
@@ -145,15 +148,14 @@ def main() -> int:
     options = parser.parse_args()
     if options.rounds < 2:
         parser.error("--rounds must be at least 2")
-    place = Local()
+    load = foreign_load()
     try:
-        found = measure(place, options.rounds, options.seconds, options.dropout)
+        with until_stopped(), closing(Local()) as place:
+            found = {**measure(place, options.rounds, options.seconds, options.dropout), "load": load}
     except BenchError as error:
         print(f"bench/overhead: {error}", file=sys.stderr)
         return 1
-    finally:
-        place.close()
-    for line in report(found):
+    for line in [*report(found), *busy_words(load)]:
         print(line, file=sys.stderr if options.json else sys.stdout)
     if options.json:
         print(json.dumps(found, indent=2))

@@ -7,17 +7,23 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from common.ending import until_stopped
 from common.faults import Faults, Found
 from common.figures import STEPS, Healed, Spread, losses, worst_difference
-from common.places import Local, Place, Slurm
+from common.load import busy_words, foreign_load
+from common.places import ClusterError, Local, Place, Slurm
 from common.restarts import Restart, measure_restarts
 from common.watching import BenchError, Watched
 
 TRAIN_YAML = Path(__file__).with_name("recovery.yaml")
 ACTIVE = 4
+#: Spares of a run: each node's processes want memory, and some seconds of a core for their imports.
+MOST_SPARES = 5
 #: Losses of a run with faults may differ from those of one without by this much, relatively.
 TOLERANCE = 1e-5
 #: Runs other than the restarted one neither write checkpoints nor find the others'.
@@ -51,6 +57,7 @@ class Bench:
         self.restarts: list[Restart] = []
         self.losses: dict[str, dict[int, float]] = {}
         self.steady = 0.0
+        self.load = foreign_load()
 
     def run(self, scenarios: list[str]) -> None:
         """Measure everything that is asked for, then run without faults for the losses."""
@@ -59,7 +66,8 @@ class Bench:
         if "restart" in scenarios:
             self._restart()
         if "node_kill" in scenarios:
-            self._faults("node_kill", spares=self._count, at_once=self._count)
+            spares = min(self._count, MOST_SPARES)
+            self._faults("node_kill", spares=spares, at_once=spares)
         if "node_shrink" in scenarios:
             # From four nodes to three to two; one node alone would have no majority without slurmctld.
             self._faults("node_shrink", spares=0, at_once=2)
@@ -72,7 +80,7 @@ class Bench:
             faults = Faults(self._place, run)
             run.wait_iteration(5)
             if spares:
-                run.wait_for("all spares to be warm", lambda run=run: self._all_warm(run, ACTIVE + spares))
+                run.wait_for("all spares to be warm", partial(self._all_warm, run, ACTIVE + spares))
             for _ in range(min(at_once, self._count - len(done))):
                 phase = len(done) / self._count
                 found = faults.kill_rank(phase) if scenario == "rank_kill" else faults.kill_node(phase)
@@ -147,14 +155,18 @@ class Bench:
         told: dict[str, Any] = {}
         for scenario, faults in self.healed.items():
             if faults:
+                spreads = {name: Spread.of([f.seconds[name] for f in faults]) for name in STEPS}
                 told[scenario] = {
-                    **{name: Spread.of([f.seconds[name] for f in faults]).median for name in STEPS},
+                    **{name: spread.median for name, spread in spreads.items()},
                     "n": len(faults),
+                    "ranges": {name: [spread.low, spread.high] for name, spread in spreads.items()},
                 }
         if self.restarts:
+            spread = Spread.of([r.to_commit for r in self.restarts])
             told["restart"] = {
                 **dict.fromkeys(STEPS),
-                "to_commit": Spread.of([r.to_commit for r in self.restarts]).median,
+                "to_commit": spread.median,
+                "ranges": {"to_commit": [spread.low, spread.high]},
                 "up": Spread.of([r.up for r in self.restarts]).median,
                 "redone_iterations": Spread.of([r.redone for r in self.restarts]).median,
                 "n": len(self.restarts),
@@ -162,6 +174,7 @@ class Bench:
         told["place"] = self._place.name
         told["iteration_seconds"] = self.steady
         told["worst_loss_difference"] = self.worst_loss()
+        told["load"] = self.load
         return told
 
 
@@ -190,6 +203,7 @@ def report(bench: Bench, count: int, place: Place) -> list[str]:
             f"restart: every process killed at once and the same file submitted again in that moment; "
             f"checkpoint every 10 iterations, {min(back)} to {max(back)} iterations had to be computed again"
         )
+    lines += busy_words(bench.load)
     lines += ["", *verdicts(bench)]
     return lines
 
@@ -238,24 +252,27 @@ def main() -> int:
     def say(line: str) -> None:
         print(line, file=out, flush=True)
 
-    place: Place = Local() if options.cluster == "local" else Slurm(ACTIVE + options.faults)
     try:
-        bench = Bench(place, options.faults, say)
-        bench.run(options.only or [*SCENARIOS, "restart"])
-        for line in report(bench, options.faults, place):
-            say(line)
-        say(f"took {time.monotonic() - begun:.0f} s")
-        if options.json:
-            print(json.dumps(bench.as_json(), indent=2))
-        wrong = bench.wrong()
-    except BenchError as error:
+        with until_stopped(), closing(place_called(options.cluster, options.faults)) as place:
+            bench = Bench(place, options.faults, say)
+            bench.run(options.only or [*SCENARIOS, "restart"])
+    except (BenchError, ClusterError) as error:
         print(f"bench/recovery: {error}", file=sys.stderr)
         return 1
-    finally:
-        place.close()
+    for line in report(bench, options.faults, place):
+        say(line)
+    say(f"took {time.monotonic() - begun:.0f} s")
+    if options.json:
+        print(json.dumps(bench.as_json(), indent=2))
+    wrong = bench.wrong()
     for line in wrong:
         print(f"bench/recovery: WRONG: {line}", file=sys.stderr)
     return 1 if wrong else 0
+
+
+def place_called(name: str, faults: int) -> Place:
+    """Return the place, ready to use."""
+    return Local() if name == "local" else Slurm(ACTIVE + min(faults, MOST_SPARES))
 
 
 if __name__ == "__main__":

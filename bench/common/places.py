@@ -22,6 +22,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "slurm"))
 
 from testcluster.api import Cluster  # noqa: E402
+from testcluster.errors import ClusterError  # noqa: E402
+
+__all__ = ["REPOSITORY", "ClusterError", "Local", "Place", "Slurm"]
 
 #: A run that is told to end has this long, in seconds.
 END_GRACE = 60.0

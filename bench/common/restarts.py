@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from common.places import Place
 from common.watching import Watched
@@ -44,18 +45,12 @@ def measure_restarts(
     """
     settings: dict[str, object] = {"checkpoint.save_interval": SAVE_INTERVAL}
     run = submit(settings)
+    run.wait_iteration(1)
     for number in range(count):
-        run.wait_for("a checkpoint", lambda run=run: run.of_type("checkpoint_saved"))
-        saved = int(run.of_type("checkpoint_saved")[-1]["iteration"])
-        # The next checkpoint must be whole before the death, so that each restart has its own distance.
-        target = saved + SAVE_INTERVAL + round((number + 0.5) * SAVE_INTERVAL / count)
-        run.wait_for(
-            f"checkpoint {saved + SAVE_INTERVAL}",
-            lambda run=run, saved=saved: any(
-                event["iteration"] >= saved + SAVE_INTERVAL for event in run.of_type("checkpoint_saved")
-            ),
-        )
-        run.wait_iteration(target)
+        # From the checkpoint after the next one on, so that it is surely this run's own and whole.
+        newest = (run.iteration // SAVE_INTERVAL + 2) * SAVE_INTERVAL
+        run.wait_for(f"checkpoint {newest}", partial(_saved, run, newest))
+        run.wait_iteration(newest + int((number + 0.5) * SAVE_INTERVAL / count))
         died = place.kill(run)
         reached = run.iteration
         run = submit(settings)
@@ -64,3 +59,8 @@ def measure_restarts(
         up = run.of_type("transition_finished")[0]["time"] - died
         yield Restart(first["time"] - died, up, reached - int(run.metrics[0]["iteration"]) + 1, run)
     place.end(run)
+
+
+def _saved(run: Watched, iteration: int) -> bool:
+    """Whether the checkpoint of an iteration is whole."""
+    return any(event["iteration"] == iteration for event in run.of_type("checkpoint_saved"))
