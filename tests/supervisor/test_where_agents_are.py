@@ -33,7 +33,9 @@ def test_the_allocation_is_read_as_it_was_written_and_by_its_owner_only(tmp_path
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"job_id": 7}', '{"job_id": "7", "nodes": "n1"}'])
-def test_an_absent_or_damaged_allocation_is_an_error_that_names_the_file(tmp_path: Path, content: str | None) -> None:
+def test_an_absent_or_damaged_allocation_is_an_error_that_names_the_file(
+    tmp_path: Path, content: str | None
+) -> None:
     if content is not None:
         (tmp_path / ALLOCATION_FILE).write_text(content)
     with pytest.raises(UnicronError, match=ALLOCATION_FILE):
@@ -59,11 +61,15 @@ def test_an_announcement_that_cannot_be_read_hides_no_other(tmp_path: Path, cont
 
 def test_a_run_has_no_outcome_until_its_summary_is_there(tmp_path: Path) -> None:
     assert read_outcome(tmp_path) is None
-    (tmp_path / "summary.json").write_text(json.dumps({"state": "failed", "exit_code": 1, "cause": "nan", "more": 1}))
+    (tmp_path / "summary.json").write_text(
+        json.dumps({"state": "failed", "exit_code": 1, "cause": "nan", "more": 1})
+    )
     assert read_outcome(tmp_path) == Outcome("failed", 1, "nan")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "7", '{"state": "failed"}', '{"state": 1, "exit_code": [], "cause": 2}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "7", '{"state": "failed"}', '{"state": 1, "exit_code": [], "cause": 2}']
+)
 def test_a_damaged_summary_is_no_outcome(tmp_path: Path, content: str) -> None:
     (tmp_path / "summary.json").write_text(content)
     assert read_outcome(tmp_path) is None
