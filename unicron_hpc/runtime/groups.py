@@ -26,9 +26,9 @@ class GroupPlan:
     members
         All ranks of the layout; the world may have senders beside them.
     to_build
-        Every group of the layout besides that of all members and single ranks, in the order in which all
-        ranks go through them: two ranks that share two groups meet in the same order, so that none waits in one for
-        a rank that waits in the other.
+        Every group of the layout but that of all members and single ranks, in the order in which all
+        ranks go through them: two ranks that share two groups meet in the same order, so that none waits
+        in one for a rank that waits in the other.
     pipeline, tensor
         This rank's pipeline in stage order, its tensor-parallel group in tensor order.
     holder_sets

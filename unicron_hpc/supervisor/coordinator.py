@@ -10,8 +10,8 @@ from pathlib import Path
 
 from unicron_hpc.config import Settings
 from unicron_hpc.detect.severity import LOST_CONNECTION, Finding, Method, Severity
+from unicron_hpc.errors import PlanError
 from unicron_hpc.planner.from_settings import task_work
-from unicron_hpc.planner.work import NodeSlots
 from unicron_hpc.report.journal import Journal
 from unicron_hpc.supervisor.allocation import Allocation
 from unicron_hpc.supervisor.commit_log import CommitLog
@@ -37,10 +37,12 @@ from unicron_hpc.supervisor.messages import (
     TellRank,
 )
 from unicron_hpc.supervisor.office import Office, Standing
+from unicron_hpc.supervisor.planning import Planning
 from unicron_hpc.supervisor.quorum import EXIT_MINORITY, Quorum, Right
 from unicron_hpc.supervisor.rank_messages import RankAddress, ToRank
 from unicron_hpc.supervisor.startup import Startup
 from unicron_hpc.supervisor.task_control import TaskControl
+from unicron_hpc.supervisor.witness import failure_domains
 
 log = logging.getLogger(__name__)
 
@@ -117,10 +119,18 @@ class Coordinator:
             recovery.startup_timeout,
             time.monotonic(),
         )
-        self._tasks: dict[str, TaskControl] = {}
-        for task in settings.task_list():
-            work = task_work(task, settings.slurm)
-            self._tasks[task.name] = TaskControl(task, work, settings.recovery, self)
+        works = {task.name: task_work(task, settings.slurm) for task in settings.task_list()}
+        self._tasks = {
+            task.name: TaskControl(task, works[task.name], recovery, self) for task in settings.task_list()
+        }
+        self._planning = Planning(
+            self._tasks,
+            works,
+            allocation.active,
+            self._members,
+            self.journal,
+            lambda: failure_domains(allocation),
+        )
 
     def start(self, term: int) -> None:
         """Take office."""
@@ -139,12 +149,13 @@ class Coordinator:
             )
             return
         self._members.adopt(self._snapshot.members, now)
-        self.epoch_runs()
         for known in self._snapshot.tasks:
             if known.name in self._tasks:
                 self._tasks[known.name].adopt(known)
         self._startup.data_ready = {task.name for task in self._snapshot.tasks if task.data_ready}
+        self._planning.adopt(self._snapshot.tasks)
         self._office.succeed(self._predecessor, now)
+        self.epoch_runs()
         self.changed()
 
     def close(self) -> None:
@@ -154,6 +165,7 @@ class Coordinator:
             task.close()
         self._drains.close()
         self._quorum.close()
+        self._planning.close()
         self.commits.close()
         self.journal.close()
 
@@ -237,7 +249,7 @@ class Coordinator:
             LOST_CONNECTION, Method.NODE_HEALTH, self._predecessor or "", None, "the coordinator went silent"
         )
         if predecessor is not None and self._office.is_silent(predecessor.name):
-            self._lose(predecessor, evidence)
+            self._lose({predecessor.name: evidence})
         if self._training and not self._over:
             # The predecessor may have died in the middle of a transition: only a new epoch is certain.
             for task in self._tasks.values():
@@ -298,16 +310,23 @@ class Coordinator:
         self._training = True
         for node in self._startup.stand_in():
             finding = Finding("agent did not start", Severity.SEV1)
-            self._lose(node, Evidence(finding, Method.NODE_HEALTH, node.name, None, "never joined"))
-        for task in self._tasks.values():
-            task.begin()
+            self._take_out(node, Evidence(finding, Method.NODE_HEALTH, node.name, None, "never joined"))
+        if not self._over:
+            self._or_fail(self._planning.begin)
 
     # ------------------------------------------------------------ nodes
 
-    def _lose(self, node: Node, evidence: Evidence) -> None:
-        """Take a node out of the plan for good."""
-        if node.role is Role.LOST:
-            return
+    def _lose(self, lost: Mapping[str, Evidence]) -> None:
+        """Take nodes out of the plan for good, and have the tasks move."""
+        for name, evidence in lost.items():
+            node = self._members.get(name)
+            if node is not None:
+                self._take_out(node, evidence)
+        if self._training and not self._over:
+            self._or_fail(lambda: self._planning.after_loss(lost, self._epoch))
+            self.changed()
+
+    def _take_out(self, node: Node, evidence: Evidence) -> None:
         node.role = Role.LOST
         left = len(self._members.alive())
         self.journal.write(
@@ -315,17 +334,19 @@ class Coordinator:
         )
         log.warning("node %s is lost: %s", node.name, evidence.detail)
         self._forget(node.name)
+        self._drains.request(node.name, evidence.finding.error, self._epoch)
         if left < self._settings.recovery.min_nodes:
             self.fail(
                 f"{left} nodes are left, recovery.min_nodes is {self._settings.recovery.min_nodes}",
                 "Resubmit with `unicron-sbatch`: training goes on from the newest checkpoint.",
             )
-            return
-        self._drains.request(node.name, evidence.finding.error, self._epoch)
-        self.changed()
-        if self._training:
-            for task in self._tasks.values():
-                task.on_node_lost(node.name, evidence)
+
+    def _or_fail(self, decide: Callable[[], None]) -> None:
+        """Make a decision; where none is possible, the run ends with the reason."""
+        try:
+            decide()
+        except PlanError as error:
+            self.fail(error.message, error.hint)
 
     def _look_for_lost(self, now: float) -> None:
         """Take silent nodes out, if those that are left may decide without them."""
@@ -337,14 +358,17 @@ class Coordinator:
         left = {node.name for node in self._members.alive()} - {node.name for node in silent}
         match self._quorum.judge(left, now):
             case Right.GO_ON:
-                for node in silent:
-                    detail = f"no heartbeat for {now - (node.heard or now):.2f} s"
-                    self._lose(node, Evidence(LOST_CONNECTION, Method.NODE_HEALTH, node.name, None, detail))
+                if silent:
+                    self._lose({node.name: self._silence(node, now) for node in silent})
             case Right.STOP:
                 for task in self._tasks.values():
                     task.suspend()
             case Right.GIVE_UP:
                 self._desert(f"only {len(left)} of {len(self._quorum.committed)} nodes are in contact")
+
+    def _silence(self, node: Node, now: float) -> Evidence:
+        detail = f"no heartbeat for {now - (node.heard or now):.2f} s"
+        return Evidence(LOST_CONNECTION, Method.NODE_HEALTH, node.name, None, detail)
 
     def _desert(self, reason: str) -> None:
         """This side may not decide any more: end without a word in the run folder."""
@@ -376,13 +400,6 @@ class Coordinator:
             self.fail(f"more than recovery.max_incidents = {self._settings.recovery.max_incidents} incidents")
         return self._incidents
 
-    def active_nodes(self, task: str) -> Sequence[NodeSlots]:
-        return [NodeSlots(n.name, n.slots) for n in self._members.alive() if n.role is Role.ACTIVE]
-
-    def spare_nodes(self, task: str) -> Sequence[NodeSlots]:
-        spares = [n for n in self._members.alive() if n.role is Role.SPARE]
-        return [NodeSlots(n.name, n.slots) for n in sorted(spares, key=lambda n: not n.warm)]
-
     def node_is_bad(self, node: str, reason: str) -> None:
         """A node that keeps failing is taken out although its agent lives."""
         member = self._members.get(node)
@@ -390,11 +407,12 @@ class Coordinator:
             return
         self._post(node, Finish(3, f"{node} was taken out: {reason}"))
         finding = Finding("ranks keep failing on this node", Severity.SEV1)
-        self._lose(member, Evidence(finding, Method.PROCESS, node, None, reason))
+        self._lose({node: Evidence(finding, Method.PROCESS, node, None, reason)})
 
     def epoch_runs(self) -> None:
         """All who are here have taken part in a decision: they are the membership that the next one needs."""
         self._quorum.commit(node.name for node in self._members.alive())
+        self._planning.refresh(self._epoch)
 
     def changed(self) -> None:
         """Roles follow the layouts; everybody gets the new snapshot."""
@@ -430,6 +448,8 @@ class Coordinator:
         self.changed()
         if all(control.finished for control in self._tasks.values()):
             self._finish(0, "finished", "")
+        else:
+            self._or_fail(lambda: self._planning.after_finish(task, self._epoch))
 
     def fail(self, cause: str, detail: str = "") -> None:
         """End the run as failed; the cause goes to stderr, the journal and the summary."""

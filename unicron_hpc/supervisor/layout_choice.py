@@ -1,13 +1,17 @@
-"""From the nodes that are left to the layout that runs on them next. Pure, but for the clock."""
+"""From the nodes that a task has to the layout that runs on them next. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from unicron_hpc.planner import legal
+from unicron_hpc.planner.candidate import Candidate, seated
 from unicron_hpc.planner.layout import Layout, Seat
 from unicron_hpc.planner.movement import HeldUnit, replace_seats
+from unicron_hpc.planner.placement import place
+from unicron_hpc.planner.scope import bench
 from unicron_hpc.planner.search import best_layout
 from unicron_hpc.planner.transition import next_layout
 from unicron_hpc.planner.work import NodeSlots, TaskWork
@@ -29,11 +33,12 @@ class Choice(msgspec.Struct, frozen=True):
 def choose_layout(
     work: TaskWork,
     previous: Layout | None,
-    active: Sequence[NodeSlots],
-    spares: Sequence[NodeSlots],
+    nodes: Sequence[NodeSlots],
+    planned: Collection[str],
     holdings: Mapping[Seat, Sequence[HeldUnit]],
+    candidate: Candidate | None = None,
 ) -> Choice:
-    """The next layout of a task.
+    """The next layout of a task, checked against Megatron's rules.
 
     Parameters
     ----------
@@ -41,24 +46,48 @@ def choose_layout(
         The task, as the planner sees it.
     previous
         Its layout until now; None at the start.
-    active, spares
-        The task's nodes that still live, and the ones that may take a lost one's seats.
+    nodes
+        The nodes that it has now.
+    planned
+        Names of the nodes for which `previous` was chosen; it may have left some of them without a seat.
     holdings
         State that survivors hold, so that little of it moves.
+    candidate
+        How to run on `nodes`, where that was worked out ahead.
 
     Raises
     ------
     PlanError
-        When no layout fits on what is left.
+        When no layout fits.
     """
+    chosen = _choose(work, previous, nodes, planned, holdings, candidate)
+    legal.check(chosen.layout, work)
+    return chosen
+
+
+def _choose(
+    work: TaskWork,
+    previous: Layout | None,
+    nodes: Sequence[NodeSlots],
+    planned: Collection[str],
+    holdings: Mapping[Seat, Sequence[HeldUnit]],
+    candidate: Candidate | None,
+) -> Choice:
     if previous is None:
-        return Choice(best_layout(work, active), "start")
-    alive = {node.name for node in active}
-    lost = {seat.node for seat in previous.seats} - alive
-    if not lost:
+        return Choice(best_layout(work, nodes), "start")
+    names = {node.name for node in nodes}
+    lost = {seat.node for seat in previous.seats} - names
+    if not lost and names <= set(planned):
         return Choice(previous, "same seats")
-    moved = replace_seats(previous, lost, spares)
-    if moved is not None:
-        return Choice(moved, "spare")
-    nodes = [*active, *spares]
+    if lost and len(nodes) >= len(planned):
+        seated_before = {seat.node for seat in previous.seats}
+        moved = replace_seats(previous, lost, [node for node in nodes if node.name not in seated_before])
+        if moved is not None:
+            return Choice(moved, "spare")
+    if candidate is not None:
+        alone = seated(candidate, bench(nodes, candidate.tensor).places, work.num_layers)
+        layout = place(
+            alone, previous, nodes, holdings, tied=work.tied, learned_positions=work.learned_positions
+        )
+        return Choice(layout, "redistributed")
     return Choice(next_layout(work, nodes, previous=previous, holdings=holdings).layout, "redistributed")

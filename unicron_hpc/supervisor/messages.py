@@ -113,6 +113,7 @@ class TaskSnapshot(msgspec.Struct, frozen=True):
     iteration: int
     finished: bool
     data_ready: bool
+    nodes: tuple[str, ...] = ()
 
 
 class JobSnapshot(msgspec.Struct, frozen=True, tag=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 
 from unicron_hpc.config import RecoverySettings, TaskSettings
 from unicron_hpc.detect.exceptions import explain_exception
@@ -12,14 +13,17 @@ from unicron_hpc.detect.exits import explain_exit
 from unicron_hpc.detect.progress import Progress
 from unicron_hpc.detect.severity import TASK_HANG, Finding, Method, Severity
 from unicron_hpc.errors import UnicronError
+from unicron_hpc.planner.calibrate import Measured
+from unicron_hpc.planner.candidate import Candidate
 from unicron_hpc.planner.layout import Layout, Seat
-from unicron_hpc.planner.work import TaskWork
+from unicron_hpc.planner.work import NodeSlots, TaskWork
 from unicron_hpc.runtime.orders import Committed
 from unicron_hpc.supervisor.checkpoints import Checkpoints
 from unicron_hpc.supervisor.hub import Hub
 from unicron_hpc.supervisor.incident import Evidence, Incident
 from unicron_hpc.supervisor.keystore import KeyStore
 from unicron_hpc.supervisor.messages import RankExited, RankSaid, RankStarted, TaskSnapshot
+from unicron_hpc.supervisor.pace import Pace
 from unicron_hpc.supervisor.rank_messages import (
     CheckpointPart,
     Cut,
@@ -60,6 +64,7 @@ class TaskControl:
         self._hub = hub
         self._checkpoints = Checkpoints(task, hub.journal, hub.tell, self.check_finished)
         self._progress = Progress(recovery.iteration_failure_factor, recovery.iteration_failure_floor)
+        self._pace = Pace()
         self._transition: Transition | None = None
         self._running: asyncio.Task[None] | None = None
         self._sections: set[Seat] = set()
@@ -76,6 +81,11 @@ class TaskControl:
         return self._state.finished
 
     @property
+    def nodes(self) -> tuple[NodeSlots, ...]:
+        """The nodes that it has."""
+        return self._state.nodes
+
+    @property
     def in_transition(self) -> bool:
         return self._running is not None and not self._running.done()
 
@@ -83,17 +93,73 @@ class TaskControl:
         """What a successor needs to know."""
         state = self._state
         last = self._hub.commits.last(self.name)
-        return TaskSnapshot(self.name, state.epoch, state.layout, last, state.finished, data_ready)
+        nodes = tuple(node.name for node in state.nodes)
+        return TaskSnapshot(self.name, state.epoch, state.layout, last, state.finished, data_ready, nodes)
 
-    def begin(self) -> None:
-        """Start the training."""
-        self._begin_transition()
+    @property
+    def measured(self) -> Sequence[Measured]:
+        """The median iteration of every layout that has run long enough."""
+        return self._pace.measured()
+
+    def assign(
+        self,
+        nodes: tuple[NodeSlots, ...],
+        *,
+        candidate: Candidate | None = None,
+        from_table: bool = False,
+        evidence: Evidence | None = None,
+    ) -> None:
+        """Give the task these nodes; it moves to them if they are others, or if there is a fault to mend.
+
+        Parameters
+        ----------
+        nodes
+            What it has from now on; without any it stops and waits.
+        candidate, from_table
+            How to run on them, where that was worked out, and whether it was ready before the event.
+        evidence
+            The fault because of which they change, if it hit this task.
+        """
+        state = self._state
+        changed = {node.name for node in nodes} != {node.name for node in state.nodes}
+        state.nodes, state.candidate, state.from_table = nodes, candidate, from_table
+        if state.finished:
+            return
+        if not nodes:
+            self._wait_for_nodes()
+        elif evidence is not None:
+            self._fault(evidence)
+        elif changed:
+            self._begin_transition()
+
+    def keep(self, nodes: tuple[NodeSlots, ...]) -> None:
+        """Note the nodes that a predecessor gave it."""
+        self._state.nodes = nodes
+
+    def use(self, work: TaskWork) -> None:
+        """Plan with this description from now on: the predecessor's, corrected by measurements."""
+        self._state.work = work
+
+    def _wait_for_nodes(self) -> None:
+        """No node is left for this task: its ranks end, it goes on from a checkpoint when it gets some."""
+        state = self._state
+        if state.layout is None:
+            return
+        if self._running:
+            self._running.cancel()
+        self._progress.pause()
+        for process in state.seats:
+            state.seats.remove(process.address.seat)
+            self._hub.stop_rank(process.address)
+        state.layout, state.planned, state.incident = None, frozenset(), None
+        self._hub.journal.write("task_waiting", state.epoch, task=self.name)
 
     def adopt(self, snapshot: TaskSnapshot) -> None:
         """Go on with what a predecessor decided."""
         state = self._state
         state.epoch, state.layout, state.finished = snapshot.epoch, snapshot.layout, snapshot.finished
         state.running_epoch = snapshot.epoch
+        state.planned = frozenset(snapshot.nodes)
         state.store = KeyStore(state.epoch, self._hub.tell)
         if state.layout is not None:
             self._hub.commits.begin_epoch(self.name, state.epoch, state.layout.world_size)
@@ -174,16 +240,21 @@ class TaskControl:
             ended = f"rank {rank} ended {state.restarts[seat]} times without progress ({finding.error})"
             self._hub.node_is_bad(seat.node, ended)
 
-    def on_node_lost(self, node: str, evidence: Evidence) -> None:
-        """A node is out; so are the processes on it."""
+    def on_node_lost(self, node: str) -> bool:
+        """A node is out; so are the processes on it.
+
+        Returns
+        -------
+        bool
+            Whether that hits this task.
+        """
         state = self._state
         there = state.seats.on_node(node)
-        planned = state.layout is not None and any(seat.node == node for seat in state.layout.seats)
         for process in there:
             state.seats.remove(process.address.seat)
             self._sections.discard(process.address.seat)
-        if there or planned:
-            self._fault(evidence)
+        seated = state.layout is not None and any(seat.node == node for seat in state.layout.seats)
+        return not state.finished and (bool(there) or seated)
 
     def on_coordinator_change(self, evidence: Evidence) -> None:
         """A new coordinator took over: begin an epoch of its own, unless the loss of the node did already."""
@@ -231,6 +302,7 @@ class TaskControl:
             return
         if epoch == self._state.epoch and not self.in_transition:
             self._progress.committed(time.monotonic())
+            self._pace.committed(self._state.layout, committed.seconds)
             self._state.restarts.clear()
             self._close_incident(committed.iteration)
 
@@ -259,6 +331,9 @@ class TaskControl:
         if self._checkpoints.saved(state.task.train.train_iters):
             state.finished = True
             self._hub.commits.flush(self.name)
+            for process in state.seats:
+                state.seats.remove(process.address.seat)
+                self._hub.stop_rank(process.address)
             self._hub.task_finished(self.name)
 
     # ------------------------------------------------------------ faults

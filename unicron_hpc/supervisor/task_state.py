@@ -7,8 +7,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from unicron_hpc.config import TaskSettings
+from unicron_hpc.planner.candidate import Candidate
 from unicron_hpc.planner.layout import Layout, Seat
-from unicron_hpc.planner.work import TaskWork
+from unicron_hpc.planner.work import NodeSlots, TaskWork
 from unicron_hpc.supervisor.incident import Evidence, Incident
 from unicron_hpc.supervisor.keystore import KeyStore
 from unicron_hpc.supervisor.seats import RankProcessState, Seats
@@ -26,6 +27,12 @@ class TaskState:
         Its processes.
     store
         The key-value store of the running epoch.
+    nodes
+        The nodes that it has; none while it waits.
+    planned
+        Names of the nodes for which the layout was chosen.
+    candidate, from_table
+        How it shall run on `nodes`, where that was worked out with the allocation, and whether it was ready.
     epoch
         The epoch that runs or that the transition under way leads to.
     layout
@@ -44,6 +51,10 @@ class TaskState:
     work: TaskWork
     seats: Seats
     store: KeyStore
+    nodes: tuple[NodeSlots, ...] = ()
+    planned: frozenset[str] = frozenset()
+    candidate: Candidate | None = None
+    from_table: bool = False
     epoch: int = 0
     layout: Layout | None = None
     running_epoch: int = 0

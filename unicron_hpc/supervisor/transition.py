@@ -84,11 +84,13 @@ class Transition:
         choice = choose_layout(
             state.work,
             state.layout,
-            self._hub.active_nodes(state.name),
-            self._hub.spare_nodes(state.name),
+            state.nodes,
+            state.planned,
             resume.units,
+            state.candidate,
         )
         self.gathering = False
+        state.planned = frozenset(node.name for node in state.nodes)
         layout = state.layout = choice.layout
         clock.lap("planning")
         journal.write(
@@ -96,6 +98,7 @@ class Transition:
             self.epoch,
             task=state.name,
             reason=choice.reason,
+            from_table=state.from_table or choice.reason in ("start", "same seats"),
             seconds=clock.seconds["planning"],
             replicas=describe_replicas(layout),
             nodes=sorted({seat.node for seat in layout.seats}),

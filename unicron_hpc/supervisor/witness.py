@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from unicron_hpc.errors import UnicronError
 from unicron_hpc.slurm.queries import node_states
 from unicron_hpc.slurm.states import NodeState
+from unicron_hpc.slurm.topology import leaf_switches
 from unicron_hpc.supervisor.allocation import Allocation
 
 
@@ -33,6 +34,18 @@ def this_node_is_well(allocation: Allocation, node: str) -> bool:
     except UnicronError:
         return False
     return node in states and not _lost(states[node])
+
+
+def failure_domains(allocation: Allocation) -> Sequence[frozenset[str]]:
+    """Nodes of the job that share a leaf switch, where Slurm knows the network; empty where it does not."""
+    if not allocation.on_slurm:
+        return ()
+    try:
+        switches = leaf_switches()
+    except UnicronError:
+        return ()
+    ours = (frozenset(nodes) & frozenset(allocation.nodes) for nodes in switches)
+    return tuple(nodes for nodes in ours if len(nodes) > 1)
 
 
 def _lost(state: NodeState) -> bool:

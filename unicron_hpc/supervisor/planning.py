@@ -1,0 +1,162 @@
+"""The coordinator's use of the planner: who gets which nodes, and plans made ahead in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from unicron_hpc.planner.layout import Layout
+from unicron_hpc.planner.work import NodeSlots, TaskWork
+from unicron_hpc.report.journal import Journal
+from unicron_hpc.supervisor.incident import Evidence
+from unicron_hpc.supervisor.job_plan import Change, JobPlan
+from unicron_hpc.supervisor.members import Members
+from unicron_hpc.supervisor.messages import Role, TaskSnapshot
+from unicron_hpc.supervisor.task_control import TaskControl
+
+log = logging.getLogger(__name__)
+
+
+class Planning:
+    """Assigns nodes to tasks, now and after every event.
+
+    Parameters
+    ----------
+    tasks, works
+        Every task by name: its control, and how the planner sees it.
+    active
+        Most nodes that tasks use together.
+    members, journal
+        The coordinator's.
+    domains
+        Asks which nodes fail together (blocks; used in a thread).
+    """
+
+    def __init__(
+        self,
+        tasks: Mapping[str, TaskControl],
+        works: Mapping[str, TaskWork],
+        active: int,
+        members: Members,
+        journal: Journal,
+        domains: Callable[[], Sequence[Collection[str]]],
+    ) -> None:
+        self._tasks = tasks
+        self._plan = JobPlan(works, active)
+        self._members = members
+        self._journal = journal
+        self._ask_domains = domains
+        self._domains: Sequence[Collection[str]] | None = None
+        self._refreshing: asyncio.Task[None] | None = None
+        self._stale = False
+        self._misses = 0
+
+    def begin(self) -> None:
+        """The first assignment.
+
+        Raises
+        ------
+        PlanError
+            When the tasks' minimum sizes exceed what there is.
+        """
+        nodes = self._plan.begin(self._alive())
+        for name, task in self._tasks.items():
+            task.assign(nodes[name])
+
+    def adopt(self, tasks: Sequence[TaskSnapshot]) -> None:
+        """Go on with a predecessor's assignment; tasks are not disturbed by this."""
+        self._plan.adopt({task.name: task.nodes for task in tasks}, self._alive())
+        for name, task in self._tasks.items():
+            task.keep(self._plan.nodes[name])
+
+    def after_loss(self, lost: Mapping[str, Evidence], epoch: int) -> None:
+        """Nodes are gone: every task that is hit, or that gives or gets nodes, moves.
+
+        Raises
+        ------
+        PlanError
+            When no task can go on.
+        """
+        hit: dict[str, Evidence] = {}
+        for node, evidence in lost.items():
+            for name, task in self._tasks.items():
+                if task.on_node_lost(node):
+                    hit.setdefault(name, evidence)
+        change = self._plan.after_loss(lost, self._alive(), self._layouts())
+        self._apply(change, hit, f"loss of {','.join(sorted(lost))}", epoch)
+
+    def after_finish(self, task: str, epoch: int) -> None:
+        """A task has finished: its nodes go to those that can use them."""
+        change = self._plan.after_finish(task, self._alive(), self._layouts())
+        self._apply(change, {}, f"end of {task}", epoch)
+
+    def refresh(self, epoch: int) -> None:
+        """Make the plans for the next events anew, in the background."""
+        if self._refreshing and not self._refreshing.done():
+            self._stale = True
+        else:
+            self._refreshing = asyncio.create_task(self._refresh(epoch), name="plans")
+
+    def close(self) -> None:
+        """Make no more plans."""
+        if self._refreshing:
+            self._refreshing.cancel()
+
+    def _apply(self, change: Change, hit: Mapping[str, Evidence], event: str, epoch: int) -> None:
+        if not change.from_table:
+            self._misses += 1
+            self._journal.write("table_miss", epoch, event=event, misses=self._misses, seconds=change.seconds)
+        # Who gives comes before who gets, so that a node's old ranks end as soon as they can.
+        order = sorted(self._tasks, key=lambda name: len(change.nodes[name]) >= len(self._tasks[name].nodes))
+        for name in order:
+            self._tasks[name].assign(
+                change.nodes[name],
+                candidate=change.candidates.get(name),
+                from_table=change.from_table,
+                evidence=hit.get(name),
+            )
+
+    async def _refresh(self, epoch: int) -> None:
+        while True:
+            self._stale = False
+            try:
+                if self._domains is None:
+                    self._domains = await asyncio.to_thread(self._ask_domains)
+                prepared = await asyncio.to_thread(
+                    self._plan.prepare,
+                    self._alive(),
+                    self._layouts(),
+                    {name: task.measured for name, task in self._tasks.items() if not task.finished},
+                    self._domains,
+                )
+            except Exception:  # plans made ahead are a convenience: without them they are made when needed
+                log.exception("no plans could be made ahead")
+                return
+            if self._plan.install(prepared):
+                for name, work in prepared.works.items():
+                    self._tasks[name].use(work)
+                self._journal.write(
+                    "plans_ready",
+                    epoch,
+                    plans=len(prepared.table),
+                    seconds=prepared.seconds,
+                    prediction_error={
+                        name: {"before": before, "after": after}
+                        for name, (before, after) in prepared.errors.items()
+                    },
+                )
+            if not self._stale:
+                return
+
+    def _alive(self) -> list[NodeSlots]:
+        """Live nodes: those meant to train first, and among the others the warm ones."""
+        nodes = sorted(self._members.alive(), key=lambda n: (n.role is not Role.ACTIVE, not n.warm))
+        return [NodeSlots(node.name, node.slots) for node in nodes]
+
+    def _layouts(self) -> dict[str, Layout]:
+        return {
+            name: task.layout
+            for name, task in self._tasks.items()
+            if task.layout is not None and not task.finished
+        }
