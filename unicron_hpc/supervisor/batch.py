@@ -16,6 +16,7 @@ from types import FrameType
 
 from unicron_hpc.config import Settings, load_resolved
 from unicron_hpc.errors import UnicronError
+from unicron_hpc.report.journal import SUMMARY
 from unicron_hpc.report.summary import write_summary
 from unicron_hpc.slurm.hostlists import expand
 from unicron_hpc.slurm.run_folder import claim_run_folder
@@ -92,6 +93,8 @@ def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def run_step(command: Sequence[str], run_folder: Path, environment: Mapping[str, str]) -> Outcome:
     """Run the agents until the run is over, however it ends."""
+    # A requeued job keeps its number and so its folder: how the attempt before ended says nothing of this one.
+    (run_folder / SUMMARY).unlink(missing_ok=True)
     # In a session of its own: on SIGHUP srun kills every task of the step, and that is what the kernel sends to
     # our process group should this process die while the group is stopped.
     process = subprocess.Popen(
