@@ -45,13 +45,17 @@ def command(folder: Path, then: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("state", "code"), [("finished", 0), ("failed", 1), ("cancelled", 1)])
-def test_the_outcome_is_what_the_coordinator_wrote_not_how_srun_ended(tmp_path: Path, state: str, code: int) -> None:
+def test_the_outcome_is_what_the_coordinator_wrote_not_how_srun_ended(
+    tmp_path: Path, state: str, code: int
+) -> None:
     outcome = batch.run_step(command(tmp_path, f"end({state!r}, {code}); sys.exit(9)"), tmp_path, os.environ)
     assert outcome == Outcome(state, code, "told so")
 
 
 @pytest.mark.parametrize("then", ["sys.exit(0)", "sys.exit(7)", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_agents_that_end_without_an_outcome_are_a_failed_run_with_a_summary(tmp_path: Path, then: str) -> None:
+def test_agents_that_end_without_an_outcome_are_a_failed_run_with_a_summary(
+    tmp_path: Path, then: str
+) -> None:
     outcome = batch.run_step(command(tmp_path, then), tmp_path, os.environ)
     assert (outcome.state, outcome.exit_code) == ("failed", 1)
     assert "before the run was over" in outcome.cause
@@ -77,7 +81,9 @@ def test_the_summary_of_an_attempt_before_a_requeue_does_not_end_this_one(
     """A requeued job has the same number and so the same run folder."""
     monkeypatch.setattr(batch, "LEAVE_GRACE", 0.0)
     monkeypatch.setattr(batch, "LOOK_INTERVAL", 0.02)
-    (tmp_path / "summary.json").write_text(json.dumps({"state": "cancelled", "exit_code": 1, "cause": "requeued"}))
+    (tmp_path / "summary.json").write_text(
+        json.dumps({"state": "cancelled", "exit_code": 1, "cause": "requeued"})
+    )
     outcome = batch.run_step(command(tmp_path, "time.sleep(0.3); end('finished', 0)"), tmp_path, os.environ)
     assert outcome == Outcome("finished", 0, "told so")
 

@@ -49,7 +49,9 @@ def test_a_spare_takes_a_lost_nodes_place_and_nobody_else_moves() -> None:
     choice = choose_layout(WORK, layout, [*left, SPARE], ALL, state_of(layout, "c1"))
     assert choice.reason == "spare"
     assert choice.layout.replicas == layout.replicas
-    assert {Seat("s0" if s.node == "c1" else s.node, s.slot) for s in layout.seats} == set(choice.layout.seats)
+    assert {Seat("s0" if s.node == "c1" else s.node, s.slot) for s in layout.seats} == set(
+        choice.layout.seats
+    )
 
 
 def test_without_a_spare_the_others_share_the_work_and_all_of_it_is_done() -> None:

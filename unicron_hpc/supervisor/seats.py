@@ -70,16 +70,14 @@ class Seats:
         self._processes[seat] = process
         return process
 
-    def adopt(self, address: RankAddress, pid: int) -> RankProcessState:
-        """Take over a process that a predecessor started."""
-        known = self.find(address)
-        if known is None:
-            self._incarnations[address.seat] = max(
-                address.incarnation, self._incarnations.get(address.seat, 0)
-            )
-            known = RankProcessState(address, pid=pid, said_hello=True)
-            self._processes[address.seat] = known
-        return known
+    def adopt(self, address: RankAddress, pid: int) -> None:
+        """Take over a process that a predecessor started.
+
+        One that was given up here is not: its agent may list it once more before the order to kill it comes.
+        """
+        if address.incarnation > self._incarnations.get(address.seat, 0):
+            self._incarnations[address.seat] = address.incarnation
+            self._processes[address.seat] = RankProcessState(address, pid=pid, said_hello=True)
 
     def remove(self, seat: Seat) -> None:
         self._processes.pop(seat, None)
