@@ -102,13 +102,18 @@ class Watched:
         while not condition():
             over = self.of_type("job_finished")
             if over and not condition():
-                raise BenchError(
-                    f"the run ended before {what}: {over[0].get('cause')}\n{over[0].get('detail', '')}\n"
-                    f"see {self.folder}"
-                )
+                raise BenchError(f"the run ended before {what}: {over[0].get('cause')}\n{self._last_words()}")
             if time.monotonic() > deadline:
-                raise BenchError(f"{seconds:g} s passed without {what}; see {self.folder}")
+                raise BenchError(f"{seconds:g} s passed without {what}\n{self._last_words()}")
             time.sleep(LOOK_INTERVAL)
+
+    def _last_words(self) -> str:
+        """The end of the journal and of each log: the run folder will be gone when this is read."""
+        words = [json.dumps(event)[:1000] for event in self.events[-5:]]
+        for log in sorted((self.folder / "logs").glob("*.log")):
+            lines = log.read_text(errors="replace").splitlines()[-8:]
+            words += [f"-- {log.name}", *(line[:300] for line in lines)]
+        return "\n".join(words)
 
     def wait_iteration(self, iteration: int, seconds: float = 180.0) -> None:
         """Wait until an iteration is committed."""
