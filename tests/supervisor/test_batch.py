@@ -1,4 +1,4 @@
-"""The batch process: runs the agents' step until the run is over, however it ends. Real commands in srun's place."""
+"""The batch process: runs the agents until the run is over, however it ends. Real commands for srun."""
 
 from __future__ import annotations
 

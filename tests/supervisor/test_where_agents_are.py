@@ -1,4 +1,4 @@
-"""What agents find in the run folder: the allocation, each other, and how the run ended; and their own address."""
+"""What agents find in the run folder: allocation, each other, the outcome; and their own address."""
 
 from __future__ import annotations
 

@@ -93,10 +93,10 @@ def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def run_step(command: Sequence[str], run_folder: Path, environment: Mapping[str, str]) -> Outcome:
     """Run the agents until the run is over, however it ends."""
-    # A requeued job keeps its number and so its folder: how the attempt before ended says nothing of this one.
+    # A requeued job keeps its number and so its folder: how the attempt before ended says nothing of this.
     (run_folder / SUMMARY).unlink(missing_ok=True)
-    # In a session of its own: on SIGHUP srun kills every task of the step, and that is what the kernel sends to
-    # our process group should this process die while the group is stopped.
+    # In a session of its own: on SIGHUP srun kills every task of the step, and that is what the kernel sends
+    # to our process group should this process die while the group is stopped.
     process = subprocess.Popen(
         list(command), stdin=subprocess.DEVNULL, env=dict(environment), start_new_session=True
     )
