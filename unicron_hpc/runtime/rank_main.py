@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import functools
 import logging
 import os
 import signal
@@ -71,7 +72,6 @@ class Rank:
         self._order: Rebuild | None = None
         self._cut_epoch = 0
         self._held_epoch = 0
-        self._epoch = 0
         self._replies: dict[int, StoreReply] = {}
         self._next_request = 0
 
@@ -117,9 +117,11 @@ class Rank:
         """Obey orders forever: take a place, train, report, wait."""
         while True:
             order = self._next_order()
-            self._epoch = order.epoch
+            # Kept until the next order: the groups hold only torch's half of it. And bound to its epoch, so
+            # that nothing of an old group ever writes into the store of a new epoch.
+            store = ControlStore(functools.partial(self._ask, order.epoch))
             try:
-                report = self._engine.rebuild(order, ControlStore(self._ask))
+                report = self._engine.rebuild(order, store)
                 self._channel.send(RankReady(order.epoch, report))
                 if not order.only_sends:
                     self._train(order)
@@ -130,6 +132,9 @@ class Rank:
 
     def _train(self, order: Rebuild) -> None:
         self._saver.begin_epoch(order)
+        if self._engine.iteration >= self._last_iteration:
+            # The epoch before ended between the last commit and its checkpoint; that one is given up.
+            self._saver.after_commit(self._engine.iteration)
         while self._engine.iteration < self._last_iteration:
             if self._cut_epoch > order.epoch:
                 raise EpochOver
@@ -164,13 +169,13 @@ class Rank:
                     self._order = None
             self._channel.send(RankHeld(cut, self._engine.holdings()))
 
-    def _ask(self, operation: str, keys: tuple[str, ...], value: bytes) -> bytes:
+    def _ask(self, epoch: int, operation: str, keys: tuple[str, ...], value: bytes) -> bytes:
         with self._changed:
             self._next_request += 1
             request = self._next_request
-        self._channel.send(StoreRequest(self._epoch, request, operation, keys, value))
+        self._channel.send(StoreRequest(epoch, request, operation, keys, value))
         with self._changed:
-            self._changed.wait_for(lambda: request in self._replies or self._cut_epoch > self._epoch)
+            self._changed.wait_for(lambda: request in self._replies or self._cut_epoch > epoch)
             reply = self._replies.pop(request, None)
         if reply is None:
             raise EpochOver

@@ -20,6 +20,7 @@ from unicron_hpc.supervisor.checkpoints import Checkpoints
 from unicron_hpc.supervisor.describe import describe_ranks, describe_replicas
 from unicron_hpc.supervisor.hub import Hub
 from unicron_hpc.supervisor.incident import Evidence
+from unicron_hpc.supervisor.incidents import Incidents
 from unicron_hpc.supervisor.keystore import KeyStore
 from unicron_hpc.supervisor.layout_choice import choose_layout
 from unicron_hpc.supervisor.rank_messages import Cut, RebuildOrder
@@ -43,8 +44,8 @@ class Transition:
         Where state is when no survivor has it.
     hold_timeout
         Seconds in which every process must have told what it holds.
-    note_fault
-        Writes a fault to the journal.
+    incidents
+        Takes what is found out on the way.
     """
 
     def __init__(
@@ -53,13 +54,13 @@ class Transition:
         hub: Hub,
         checkpoints: Checkpoints,
         hold_timeout: float,
-        note_fault: Callable[[Evidence], None],
+        incidents: Incidents,
     ) -> None:
         self._state = state
         self._hub = hub
         self._checkpoints = checkpoints
         self._hold_timeout = hold_timeout
-        self._note_fault = note_fault
+        self._incidents = incidents
         self.epoch = state.epoch
         #: While it gathers, news of more faults are taken into account; later they need a new transition.
         self.gathering = True
@@ -135,13 +136,10 @@ class Transition:
             seat = process.address.seat
             rank = self._state.rank_of(seat)
             self.give_up_on(process)
-            evidence = Evidence(NOT_ANSWERING, Method.STATISTICS, seat.node, rank, "stopped or stuck")
-            self._state.add_evidence(evidence)
-            self._note_fault(evidence)
-        incident = self._state.incident
-        if incident and incident.evidence and all(e.finding.collateral for e in incident.evidence):
-            # All are there and nobody knows why a connection broke: that is the fault.
-            self._note_fault(incident.evidence[0])
+            self._incidents.add(
+                Evidence(NOT_ANSWERING, Method.STATISTICS, seat.node, rank, "stopped or stuck")
+            )
+        self._incidents.settle()
 
     def give_up_on(self, process: RankProcessState) -> None:
         """Have a process killed; it is out of the plan at once, whenever it really ends."""
@@ -176,6 +174,8 @@ class Transition:
         """Tell each seat where its state comes from and where to go on."""
         self._state.store = KeyStore(self.epoch, self._hub.tell)
         self._hub.commits.begin_epoch(self._state.name, self.epoch, order.layout.world_size)
+        # Now, not when all are ready: the first rank's part may come before the last one's word.
+        self._checkpoints.begin_epoch(self.epoch, order.layout)
         for rank, seat in enumerate((*order.layout.seats, *order.senders)):
             process = self._state.seats.get(seat)
             if process is not None:  # else its end has just been told, and another transition begins
@@ -261,7 +261,6 @@ class Transition:
             ranks=describe_ranks(layout, state.seats, state.name),
         )
         log.info("epoch %d runs after %.3f s: %s", self.epoch, clock.total(), clock.seconds)
-        self._checkpoints.begin_epoch(self.epoch, layout)
         self._hub.epoch_runs()
         self._hub.changed()
 
