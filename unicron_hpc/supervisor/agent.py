@@ -10,15 +10,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from unicron_hpc.config import Settings, load_resolved
 from unicron_hpc.errors import UnicronError
-from unicron_hpc.runtime.environment import INTERFACE
 from unicron_hpc.supervisor import directory
-from unicron_hpc.supervisor.address import interface_of, own_address
+from unicron_hpc.supervisor.address import own_address
+from unicron_hpc.supervisor.agent_environment import node_name, rank_environment
 from unicron_hpc.supervisor.allocation import Allocation, read_allocation
 from unicron_hpc.supervisor.coordinator import Coordinator
 from unicron_hpc.supervisor.election import Ballot, Verdict, patience, verdict
@@ -51,8 +50,6 @@ from unicron_hpc.supervisor.zygote_client import Zygote
 
 log = logging.getLogger(__name__)
 
-#: Variable that names this node where there is no Slurm.
-NODE_VARIABLE = "UNICRON_NODE"
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -371,38 +368,6 @@ class Agent:
         self._snapshot = snapshot
         self._transport.learn({m.node: m.address for m in snapshot.members if m.node != self.node})
         self._join()
-
-
-def rank_environment(environment: Mapping[str, str], host: str) -> dict[str, str]:
-    """Environment of zygote and ranks: the agent's own, less what would lead the groups astray."""
-    clean = {
-        key: value
-        for key, value in environment.items()
-        if not key.lower().endswith("_proxy")
-        and key not in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
-    }
-    clean.setdefault("OMP_NUM_THREADS", "1")
-    interface = clean.get(INTERFACE) or interface_of(host)
-    if interface:
-        clean["GLOO_SOCKET_IFNAME"] = interface
-    return clean
-
-
-def node_name(environment: Mapping[str, str]) -> str:
-    """This node's identity.
-
-    Raises
-    ------
-    UnicronError
-        When neither Slurm nor the local launcher has said it.
-    """
-    name = environment.get(NODE_VARIABLE) or environment.get("SLURMD_NODENAME")
-    if not name:
-        raise UnicronError(
-            "neither SLURMD_NODENAME nor UNICRON_NODE is set",
-            hint="Agents are started by the job; use unicron-sbatch (or --cluster local).",
-        )
-    return name
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from unicron_hpc.supervisor.commit_log import CommitLog
 from unicron_hpc.supervisor.draining import Drains
 from unicron_hpc.supervisor.ending import Ending
 from unicron_hpc.supervisor.incident import Evidence
-from unicron_hpc.supervisor.members import Members, Node
+from unicron_hpc.supervisor.members import Members, Node, silence
 from unicron_hpc.supervisor.messages import (
     Beat,
     Body,
@@ -350,25 +350,18 @@ class Coordinator:
 
     def _look_for_lost(self, now: float) -> None:
         """Take silent nodes out, if those that are left may decide without them."""
-        silent = [
-            node
-            for node in self._members.silent(now, self._settings.recovery.node_timeout)
-            if node.name != self._node
-        ]
+        silent = self._members.silent(now, self._settings.recovery.node_timeout)
+        silent = [node for node in silent if node.name != self._node]
         left = {node.name for node in self._members.alive()} - {node.name for node in silent}
         match self._quorum.judge(left, now):
             case Right.GO_ON:
                 if silent:
-                    self._lose({node.name: self._silence(node, now) for node in silent})
+                    self._lose({node.name: silence(node, now) for node in silent})
             case Right.STOP:
                 for task in self._tasks.values():
                     task.suspend()
             case Right.GIVE_UP:
                 self._desert(f"only {len(left)} of {len(self._quorum.committed)} nodes are in contact")
-
-    def _silence(self, node: Node, now: float) -> Evidence:
-        detail = f"no heartbeat for {now - (node.heard or now):.2f} s"
-        return Evidence(LOST_CONNECTION, Method.NODE_HEALTH, node.name, None, detail)
 
     def _desert(self, reason: str) -> None:
         """This side may not decide any more: end without a word in the run folder."""
@@ -416,20 +409,12 @@ class Coordinator:
 
     def changed(self) -> None:
         """Roles follow the layouts; everybody gets the new snapshot."""
-        if self._training:
-            used = {
-                seat.node
-                for t in self._tasks.values()
-                if t.layout and not t.finished
-                for seat in t.layout.seats
-            }
-            for node in self._members:
-                if node.role is not Role.LOST and used:
-                    node.role = Role.ACTIVE if node.name in used else Role.SPARE
+        layouts = [task.layout for task in self._tasks.values() if task.layout and not task.finished]
+        if self._training and layouts:
+            self._members.assign_roles({seat.node for layout in layouts for seat in layout.seats})
         snapshot = self._job_snapshot()
-        for node in self._members:
-            if node.role is not Role.LOST and (node.joined or node.name == self._node):
-                self._post(node.name, snapshot)
+        for node in self._members.present(self._node):
+            self._post(node.name, snapshot)
 
     def _job_snapshot(self) -> JobSnapshot:
         return JobSnapshot(

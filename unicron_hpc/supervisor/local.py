@@ -12,7 +12,7 @@ from types import FrameType
 
 from unicron_hpc.config import Settings
 from unicron_hpc.report.summary import write_summary
-from unicron_hpc.supervisor.agent import NODE_VARIABLE
+from unicron_hpc.supervisor.agent_environment import NODE_VARIABLE
 from unicron_hpc.supervisor.allocation import Allocation, write_allocation
 from unicron_hpc.supervisor.keys import make_keys
 from unicron_hpc.supervisor.outcome import read_outcome

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from unicron_hpc.detect.severity import LOST_CONNECTION, Method
+from unicron_hpc.supervisor.incident import Evidence
 from unicron_hpc.supervisor.messages import Member, Role
 
 
@@ -64,6 +66,16 @@ class Members:
     def alive(self) -> list[Node]:
         return [node for node in self if node.alive]
 
+    def present(self, own: str) -> list[Node]:
+        """Nodes with an agent to talk to; that of `own` is there before it has joined."""
+        return [node for node in self if node.role is not Role.LOST and (node.joined or node.name == own)]
+
+    def assign_roles(self, training: Collection[str]) -> None:
+        """Nodes in `training` are active, all others that live are spares."""
+        for node in self:
+            if node.role is not Role.LOST:
+                node.role = Role.ACTIVE if node.name in training else Role.SPARE
+
     def waiting(self) -> list[Node]:
         """Nodes whose agents have not joined yet."""
         return [node for node in self if not node.joined and node.role is not Role.LOST]
@@ -86,3 +98,9 @@ class Members:
 
     def snapshot(self) -> tuple[Member, ...]:
         return tuple(Member(n.name, n.address, n.role, n.agent_pid, n.slots) for n in self)
+
+
+def silence(node: Node, now: float) -> Evidence:
+    """The evidence that a node is lost because nothing was heard of it until `now`."""
+    detail = f"no heartbeat for {now - (node.heard or now):.2f} s"
+    return Evidence(LOST_CONNECTION, Method.NODE_HEALTH, node.name, None, detail)

@@ -20,7 +20,8 @@ from unicron_hpc.planner.work import NodeSlots, TaskWork
 from unicron_hpc.runtime.orders import Committed
 from unicron_hpc.supervisor.checkpoints import Checkpoints
 from unicron_hpc.supervisor.hub import Hub
-from unicron_hpc.supervisor.incident import Evidence, Incident
+from unicron_hpc.supervisor.incident import Evidence
+from unicron_hpc.supervisor.incidents import Incidents
 from unicron_hpc.supervisor.keystore import KeyStore
 from unicron_hpc.supervisor.messages import RankExited, RankSaid, RankStarted, TaskSnapshot
 from unicron_hpc.supervisor.pace import Pace
@@ -64,6 +65,7 @@ class TaskControl:
         self._hub = hub
         self._checkpoints = Checkpoints(task, hub.journal, hub.tell, self.check_finished)
         self._progress = Progress(recovery.iteration_failure_factor, recovery.iteration_failure_floor)
+        self._incidents = Incidents(self._state, hub, recovery)
         self._pace = Pace()
         self._transition: Transition | None = None
         self._running: asyncio.Task[None] | None = None
@@ -304,20 +306,7 @@ class TaskControl:
             self._progress.committed(time.monotonic())
             self._pace.committed(self._state.layout, committed.seconds)
             self._state.restarts.clear()
-            self._close_incident(committed.iteration)
-
-    def _close_incident(self, iteration: int) -> None:
-        incident, self._state.incident = self._state.incident, None
-        if incident:
-            self._hub.journal.write(
-                "incident_closed",
-                self._state.epoch,
-                task=self.name,
-                incident=incident.number,
-                iteration=iteration,
-                seconds=time.time() - incident.opened,
-                attempts=incident.attempts,
-            )
+            self._incidents.close(committed.iteration)
 
     def check_finished(self) -> None:
         """End the task when every rank has committed the last iteration and the last checkpoint is sealed."""
@@ -360,11 +349,7 @@ class TaskControl:
         state = self._state
         if state.finished:
             return
-        if state.incident is None:
-            state.incident = Incident(self._hub.next_incident(), self._hub.commits.last(self.name))
-        state.incident.evidence.append(evidence)
-        if not evidence.finding.collateral:
-            self._note_fault(evidence)
+        self._incidents.add(evidence)
         if evidence.finding.severity is Severity.PROGRAM:
             where = f"rank {evidence.rank} on {evidence.node}"
             self._hub.fail(f"{evidence.finding.error} in {where}", evidence.detail)
@@ -373,62 +358,23 @@ class TaskControl:
         else:
             self._begin_transition()
 
-    def _note_fault(self, evidence: Evidence) -> None:
-        incident = self._state.incident
-        number = incident.number if incident else 0
-        log.warning(
-            "incident %d: %s on %s (rank %s)",
-            number,
-            evidence.finding.error,
-            evidence.node or self.name,
-            evidence.rank,
-        )
-        self._hub.journal.write(
-            "fault_detected",
-            self._state.epoch,
-            task=self.name,
-            incident=number,
-            node=evidence.node,
-            rank=evidence.rank,
-            error=evidence.finding.error,
-            method=evidence.method.value,
-            severity=evidence.finding.severity.name,
-            evidence=evidence.detail[-2000:],
-            fault_time=evidence.time,
-        )
-
     # ------------------------------------------------------------ transitions
 
     def _begin_transition(self) -> None:
         state = self._state
-        incident = state.incident
-        if incident:
-            incident.attempts += 1
-            if incident.attempts > self._attempts_allowed(incident):
-                self._out_of_attempts(incident)
-                return
+        hopeless = self._incidents.try_again()
+        if hopeless:
+            self._hub.fail(*hopeless)
+            return
         if self._running:
             self._running.cancel()
         self._progress.pause()
         state.store.close("a new epoch begins")
         state.epoch = self._hub.next_epoch()
         self._transition = Transition(
-            state, self._hub, self._checkpoints, self._hold_timeout(), self._note_fault
+            state, self._hub, self._checkpoints, self._hold_timeout(), self._incidents
         )
         self._running = asyncio.create_task(self._run(self._transition), name=f"epoch {state.epoch}")
-
-    def _attempts_allowed(self, incident: Incident) -> int:
-        """`max_retries` + 1 attempts on each of two levels; every further lost node or rank counts anew."""
-        causes = sum(1 for evidence in incident.evidence if not evidence.finding.collateral)
-        return (self._recovery.max_retries + 1) * 2 + causes
-
-    def _out_of_attempts(self, incident: Incident) -> None:
-        cause = incident.cause()
-        self._hub.fail(
-            f"task {self.name} committed no iteration in {incident.attempts - 1} transitions;"
-            f" first cause: {cause.finding.error if cause else 'unknown'}",
-            cause.detail if cause else "",
-        )
 
     def _hold_timeout(self) -> float:
         """A lost node must be noticed before its ranks are given up; a long micro-batch may finish."""

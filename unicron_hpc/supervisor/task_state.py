@@ -10,9 +10,9 @@ from unicron_hpc.config import TaskSettings
 from unicron_hpc.planner.candidate import Candidate
 from unicron_hpc.planner.layout import Layout, Seat
 from unicron_hpc.planner.work import NodeSlots, TaskWork
-from unicron_hpc.supervisor.incident import Evidence, Incident
+from unicron_hpc.supervisor.incident import Incident
 from unicron_hpc.supervisor.keystore import KeyStore
-from unicron_hpc.supervisor.seats import RankProcessState, Seats
+from unicron_hpc.supervisor.seats import Seats
 
 
 @dataclass(slots=True)
@@ -72,11 +72,3 @@ class TaskState:
         if self.layout is None or seat not in self.layout.seats:
             return None
         return self.layout.seats.index(seat)
-
-    def in_seat(self, seat: Seat) -> RankProcessState | None:
-        return self.seats.get(seat)
-
-    def add_evidence(self, evidence: Evidence) -> None:
-        """Add to the open incident."""
-        if self.incident is not None:
-            self.incident.evidence.append(evidence)
