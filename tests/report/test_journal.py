@@ -102,6 +102,29 @@ def test_after_closing_nothing_is_written_to_whatever_has_the_descriptor_now(tmp
     assert (tmp_path / "one").read_bytes() == b""
 
 
+FULL = """
+import resource, sys
+from pathlib import Path
+from unicron_hpc.report.journal import Appender
+path = Path(sys.argv[1])
+appender = Appender(path)
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+appender.append({"n": 0})
+resource.setrlimit(resource.RLIMIT_FSIZE, (30, hard))  # as a full disk: a short write, then an error
+for n in range(1, 6):
+    appender.append({"n": n})
+assert path.stat().st_size == 30
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+appender.append({"n": 6})
+appender.close()
+"""
+
+
+def test_what_a_full_disk_refuses_ends_nobody_and_is_written_when_there_is_room(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", FULL, str(tmp_path / "m")], check=True, capture_output=True)
+    assert list(read_lines(tmp_path / "m")) == [{"n": n} for n in range(7)]
+
+
 def test_readers_pass_over_what_is_damaged_or_absent(tmp_path: Path) -> None:
     assert list(read_lines(tmp_path / "none")) == []
     (tmp_path / "bad").write_bytes(b'{"a": 1}\n\n[1]\nnonsense\n\xff\xfe\n7\n{"a": 2}\n{"a": 3')

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 EVENTS = "events.jsonl"
 METRICS = "metrics.jsonl"
@@ -17,11 +20,13 @@ SUMMARY = "summary.json"
 class Appender:
     """Appends whole lines to a file, each with one write, so that readers never see half a line.
 
-    A line that a dying predecessor left without its end is closed first.
+    A line that a dying predecessor left without its end is closed first. What the file system refuses is kept
+    and written with the next record.
     """
 
     def __init__(self, path: Path) -> None:
         self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        self._unwritten = b""
         size = os.fstat(self._descriptor).st_size
         if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
             os.write(self._descriptor, b"\n")
@@ -34,7 +39,13 @@ class Appender:
         """
         if self._descriptor is None:
             return
-        os.write(self._descriptor, (json.dumps(record, allow_nan=True) + "\n").encode())
+        self._unwritten += (json.dumps(record, allow_nan=True) + "\n").encode()
+        try:
+            while self._unwritten:
+                self._unwritten = self._unwritten[os.write(self._descriptor, self._unwritten) :]
+        except OSError as error:
+            # A full disk must not end whoever decides: the successor would meet it, too.
+            log.error("a record could not be written yet: %s", error)
 
     def close(self) -> None:
         """Flush to disk and close."""
