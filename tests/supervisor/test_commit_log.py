@@ -69,8 +69,19 @@ def test_what_came_with_a_gap_before_it_is_written_at_the_end_in_order(tmp_path:
     for n in (1, 5, 3):
         log.add("train", 1, committed(n))
     assert written(tmp_path) == [(1, 1)]
+    log.flush("train")
     log.close()
     assert written(tmp_path) == [(1, 1), (3, 1), (5, 1)]
+
+
+def test_whoever_is_no_longer_coordinator_writes_nothing_more(tmp_path: Path) -> None:
+    """Its successor gets the same reports."""
+    log = opened(tmp_path)
+    log.add("train", 1, committed(1))
+    log.add("train", 1, committed(3))
+    log.close()
+    log.add("train", 1, committed(2))
+    assert written(tmp_path) == [(1, 1)]
 
 
 def test_after_a_roll_back_the_iterations_are_written_again_from_the_new_epoch_on(tmp_path: Path) -> None:

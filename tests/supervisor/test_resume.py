@@ -129,6 +129,13 @@ def test_when_none_has_committed_none_will_although_all_gradients_are_complete()
     assert (resume.iteration, resume.commit) == (7, None)
 
 
+def test_incomplete_gradients_bring_no_unit_forward_and_ask_for_no_update() -> None:
+    a, b = SEATS[:2]
+    resume = resume_point({a: holds(8, "layer 0"), b: holds(7, "layer 1", phase=Phase.COMPUTING)})
+    assert resume.commit is None
+    assert resume.units[b] == ()
+
+
 def test_only_the_units_of_the_pending_update_come_forward() -> None:
     a, b = SEATS[:2]
     resume = resume_point(
