@@ -7,6 +7,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,30 +15,33 @@ from typing import Any
 from common.contestants import Contestant, Plain, Supervised, Turns, stop, take_turn
 from common.ending import until_stopped
 from common.figures import worst_difference
-from common.load import busy_words, foreign_load
+from common.load import QUIET, busy_words, foreign_load, wait_quiet
 from common.places import Local
 from common.watching import BenchError
 
 TRAIN_YAML = Path(__file__).with_name("overhead.yaml")
 RANKS = 4
 SAVE_INTERVAL = 20
-#: Both compute the same sums, in the same order but for the gradients' norm.
+#: Both compute the same sums, but not all in the same order; what that makes of a loss grows with each
+#: iteration, so only the first ones are compared.
 TOLERANCE = 1e-5
+COMPARED = 20
+#: With fewer undisturbed rounds than this, all rounds count.
+FEWEST_QUIET = 4
 AIM = 1.02
 
 
-def paired(over: Turns, under: Turns) -> list[float]:
-    """Return the ratio of mean iteration times in each round."""
-    return [
-        statistics.fmean(a) / statistics.fmean(b)
-        for a, b in zip(over.periods, under.periods, strict=True)
-        if a and b
-    ]
+def quiet_rounds(*all_turns: Turns) -> list[int]:
+    """Return the rounds in which no turn was disturbed by other work; all rounds where those are too few."""
+    every = range(min(len(turns.periods) for turns in all_turns))
+    whole = [number for number in every if all(turns.periods[number] for turns in all_turns)]
+    quiet = [number for number in whole if all(turns.foreign[number] <= QUIET for turns in all_turns)]
+    return quiet if len(quiet) >= FEWEST_QUIET else whole
 
 
-def pooled(turns: Turns) -> list[float]:
-    """Return every period of all rounds."""
-    return [period for turn in turns.periods for period in turn]
+def pooled(turns: Turns, rounds: Sequence[int]) -> list[float]:
+    """Return every period of these rounds."""
+    return [period for number in rounds for period in turns.periods[number]]
 
 
 def check_layout(run: Supervised, layers: int) -> None:
@@ -57,7 +61,7 @@ def check_layout(run: Supervised, layers: int) -> None:
         raise BenchError(f"the planner chose {found}, the plain loop's layout is two even stages, twice")
 
 
-def measure(place: Local, rounds: int, seconds: float, dropout: float) -> dict[str, Any]:
+def measure(place: Local, rounds: int, seconds: float, dropout: float, patience: float) -> dict[str, Any]:
     """Run plain loop, supervised run and supervised run with checkpoints in turns; return the figures."""
     settings: dict[str, object] = {"model.hidden_dropout": dropout, "model.attention_dropout": dropout}
     supervised = Supervised("supervised", place, TRAIN_YAML, settings)
@@ -84,6 +88,7 @@ def measure(place: Local, rounds: int, seconds: float, dropout: float) -> dict[s
         for number in range(rounds):
             # Every other round backwards, so that a drift of the machine favours nobody.
             for contestant in contestants if number % 2 == 0 else reversed(contestants):
+                patience -= wait_quiet(max(0.0, patience))
                 take_turn(contestant, seconds)
     finally:
         plain.close()
@@ -93,24 +98,28 @@ def measure(place: Local, rounds: int, seconds: float, dropout: float) -> dict[s
 
 def figures(plain: Turns, supervised: Turns, saving: Turns, saves: int) -> dict[str, Any]:
     """Return what `--json` prints."""
-    ratios = sorted(paired(supervised, plain))
-    if len(ratios) < 2:
+    rounds = quiet_rounds(plain, supervised, saving)
+    if len(rounds) < 2:
         raise BenchError("too few rounds had whole iterations")
-    with_saves = statistics.fmean(pooled(saving)) / statistics.fmean(pooled(plain))
+    own, other = pooled(supervised, rounds), pooled(plain, rounds)
+    ratios = [statistics.fmean(supervised.periods[r]) / statistics.fmean(plain.periods[r]) for r in rounds]
     low, _, high = statistics.quantiles(ratios, n=4)
-    difference, compared = worst_difference(supervised.losses, plain.losses)
+    first = {iteration: loss for iteration, loss in supervised.losses.items() if iteration <= COMPARED}
+    difference, compared = worst_difference(first, plain.losses)
     return {
-        "ratio": statistics.median(pooled(supervised)) / statistics.median(pooled(plain)),
+        "ratio": statistics.median(own) / statistics.median(other),
         "ratio_of_rounds": statistics.median(ratios),
         "ratio_of_rounds_quartiles": [low, high],
-        "supervised_seconds": statistics.median(pooled(supervised)),
-        "plain_seconds": statistics.median(pooled(plain)),
-        "n": len(pooled(supervised)),
-        "n_plain": len(pooled(plain)),
-        "rounds": len(ratios),
+        "supervised_seconds": statistics.median(own),
+        "plain_seconds": statistics.median(other),
+        "n": len(own),
+        "n_plain": len(other),
+        "rounds": len(rounds),
+        "rounds_disturbed": len(plain.periods) - len(rounds),
+        "foreign_cores": max(turns.foreign[r] for turns in (plain, supervised, saving) for r in rounds),
         "processor_seconds": supervised.cpu_seconds / supervised.iterations,
         "plain_processor_seconds": plain.cpu_seconds / plain.iterations,
-        "ratio_with_checkpoint": with_saves,
+        "ratio_with_checkpoint": statistics.fmean(pooled(saving, rounds)) / statistics.fmean(other),
         "checkpoints": saves,
         "checkpoint_interval": SAVE_INTERVAL,
         "worst_loss_difference": difference,
@@ -128,7 +137,8 @@ def report(found: dict[str, Any]) -> list[str]:
         f"supervised:          {found['supervised_seconds']:.4f} s an iteration, median of {found['n']}",
         f"ratio of the medians: {found['ratio']:.4f}",
         f"ratio of the means in each of {found['rounds']} rounds: median {found['ratio_of_rounds']:.4f}, "
-        f"quartiles {low:.4f}..{high:.4f}",
+        f"quartiles {low:.4f}..{high:.4f}; other work used up to {found['foreign_cores']:.2f} cores, "
+        f"{found['rounds_disturbed']} rounds were left out",
         f"processor time of all processes, agents included: {own:.4f} s over {plain:.4f} s an iteration: "
         f"{own / plain:.4f}",
         f"ratio of the means with a checkpoint every {found['checkpoint_interval']} iterations, "
@@ -144,6 +154,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15, help="turns of each training (default 15)")
     parser.add_argument("--seconds", type=float, default=4.0, help="length of a turn (default 4)")
     parser.add_argument("--dropout", type=float, default=0.0, help="with it, losses cannot be compared")
+    parser.add_argument(
+        "--patience", type=float, default=60.0, help="seconds, in all, to wait for other work to pause (60)"
+    )
     parser.add_argument("--json", action="store_true", help="figures as JSON on stdout, the rest on stderr")
     options = parser.parse_args()
     if options.rounds < 2:
@@ -151,10 +164,11 @@ def main() -> int:
     load = foreign_load()
     try:
         with until_stopped(), closing(Local()) as place:
-            found = {**measure(place, options.rounds, options.seconds, options.dropout), "load": load}
+            found = measure(place, options.rounds, options.seconds, options.dropout, options.patience)
     except BenchError as error:
         print(f"bench/overhead: {error}", file=sys.stderr)
         return 1
+    found["load"] = load
     for line in [*report(found), *busy_words(load)]:
         print(line, file=sys.stderr if options.json else sys.stdout)
     if options.json:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from common.load import busy_seconds
 from common.places import REPOSITORY, Local
 from common.processes import cpu_seconds, descendants, signal_all
 from common.watching import BenchError, Watched
@@ -31,6 +32,8 @@ class Turns:
     ----------
     periods
         Seconds from one commit to the next, a list per turn.
+    foreign
+        Cores that other work used in each turn, on average.
     cpu_seconds, iterations
         Processor time of all its processes in all turns, and iterations committed in them.
     losses
@@ -38,6 +41,7 @@ class Turns:
     """
 
     periods: list[list[float]] = field(default_factory=list)
+    foreign: list[float] = field(default_factory=list)
     cpu_seconds: float = 0.0
     iterations: int = 0
     losses: dict[int, float] = field(default_factory=dict)
@@ -159,10 +163,12 @@ def stop(contestant: Contestant) -> None:
 def take_turn(contestant: Contestant, seconds: float) -> None:
     """Let one contestant run for a while; the others are stopped, and so is it afterwards."""
     pids = contestant.pids()
-    before = cpu_seconds(pids)
+    before, busy_before = cpu_seconds(pids), busy_seconds()
     begun = time.time()
     signal_all(pids, signal.SIGCONT)
     time.sleep(seconds)
     ended = time.time()
     stop(contestant)
-    contestant.turns.take(contestant.records(), begun, ended, cpu_seconds(pids) - before)
+    own = cpu_seconds(pids) - before
+    contestant.turns.foreign.append(max(0.0, busy_seconds() - busy_before - own) / (ended - begun))
+    contestant.turns.take(contestant.records(), begun, ended, own)
