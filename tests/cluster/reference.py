@@ -20,8 +20,14 @@ class Reference:
     losses: dict[int, float]
 
 
+_KEY = pytest.StashKey[Reference]()
+
+
 @pytest.fixture(scope="session")
-def reference(embedded: Cluster) -> Reference:
+def reference(embedded: Cluster, request: pytest.FixtureRequest) -> Reference:
     """The small training on four nodes of the embedded cluster."""
-    job, code, told = submit_and_wait(embedded, "reference", checkpoint={"save_interval": 40})
-    return Reference(job, code, told, job.losses())
+    stash = request.config.stash
+    if _KEY not in stash:  # every module that imports this fixture has one of its own; the run is shared
+        job, code, told = submit_and_wait(embedded, "reference", checkpoint={"save_interval": 40})
+        stash[_KEY] = Reference(job, code, told, job.losses())
+    return stash[_KEY]
