@@ -12,7 +12,8 @@ from tests.planner.brute import build
 from tests.planner.works import nodes, small_work
 from unicron_hpc.planner.holdings import HeldUnit, held_by
 from unicron_hpc.planner.layout import Layout, Seat
-from unicron_hpc.planner.movement import moves, place, replace_seats
+from unicron_hpc.planner.movement import moves, replace_seats
+from unicron_hpc.planner.placement import place
 from unicron_hpc.planner.search import best_layout
 from unicron_hpc.planner.transition import next_layout
 from unicron_hpc.planner.units import all_units, layer_unit, units_of

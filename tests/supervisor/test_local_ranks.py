@@ -266,7 +266,10 @@ def test_all_ranks_can_be_cut_at_once_and_the_epoch_is_remembered(tmp_path: Path
             for seat in (SEAT, OTHER):
                 here.ranks.start(rank(1, seat))
                 await here.greeted(rank(1, seat))
-            here.ranks.cut_all(9)
+            here.ranks.tell(
+                RankAddress("train", Seat("gone", 0), 1), Cut(8)
+            )  # even one that finds nobody counts
+            here.ranks.cut_all()
             cut = RankFinished(9, 0)
             await here.until(lambda: [getattr(b, "said", None) for b in here.reports].count(cut) == 2)
             assert here.ranks.newest_epoch == 9

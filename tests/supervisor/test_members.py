@@ -80,11 +80,3 @@ def test_adopting_a_node_outside_the_allocation_adds_it() -> None:
     (first, *_) = joined(n1=1.0).snapshot()
     members.adopt([msgspec.structs.replace(first, node="n9")], now=5.0)
     assert [node.name for node in members.alive()] == ["n9"]
-
-
-def test_who_spoke_after_a_moment_is_counted_among_the_living_only() -> None:
-    members = joined(n1=5.0, n2=6.0, n3=7.0)
-    third = members.get("n3")
-    assert third is not None
-    third.role = Role.LOST
-    assert members.heard_since(6.0) == 1

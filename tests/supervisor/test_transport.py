@@ -59,8 +59,8 @@ def test_a_node_can_send_to_itself(keys: JobKeys) -> None:
     async def work() -> None:
         async with transports(keys, "n1") as (n1,):
             assert n1.knows("n1")
-            assert n1.send("n1", 1, Beat())
-            assert await n1.receive() == Envelope("n1", 1, Beat())
+            assert n1.send("n1", 1, Beat(1))
+            assert await n1.receive() == Envelope("n1", 1, Beat(1))
 
     within(work())
 
@@ -69,9 +69,9 @@ def test_a_message_to_an_unknown_node_is_not_taken(keys: JobKeys) -> None:
     async def work() -> None:
         async with transports(keys, "n1") as (n1,):
             assert not n1.knows("n9")
-            assert n1.send("n9", 1, Beat()) is False
+            assert n1.send("n9", 1, Beat(1)) is False
             n1.learn({"n9": ""})  # its agent has not said where it is
-            assert n1.send("n9", 1, Beat()) is False
+            assert n1.send("n9", 1, Beat(1)) is False
 
     within(work())
 
@@ -102,8 +102,8 @@ def test_a_stranger_is_not_heard(keys: JobKeys, tmp_path: Path, who: str) -> Non
             else:
                 server = keys.public if who == "knows our public key" else stranger.public
                 await asyncio.to_thread(rejected, n2.address, stranger, server)
-            n1.send("n2", 1, Beat())
-            assert await n2.receive() == Envelope("n1", 1, Beat())
+            n1.send("n2", 1, Beat(1))
+            assert await n2.receive() == Envelope("n1", 1, Beat(1))
 
     within(work())
 
@@ -144,9 +144,9 @@ def test_a_stranger_in_our_place_can_read_nothing(keys: JobKeys) -> None:
 def test_garbage_from_the_job_itself_is_dropped_and_the_next_message_heard(keys: JobKeys) -> None:
     async def work() -> None:
         async with transports(keys, "n1", "n2") as (n1, n2):
-            n1.send("n2", 1, Beat())
+            n1.send("n2", 1, Beat(1))
             dealer = n1._dealers["n2"][1]
-            deep = b"\x84\xa1x" + b"\x91" * 2000 + b"\xc0" + encode(Envelope("n1", 1, Beat()))[1:]
+            deep = b"\x84\xa1x" + b"\x91" * 2000 + b"\xc0" + encode(Envelope("n1", 1, Beat(1)))[1:]
             for garbage in (b"", b"\xc1\xc1", b"\x93\x01", deep, b"\x80" * 1000):
                 zmq.Socket.send(dealer, garbage, flags=zmq.DONTWAIT)
             n1.send("n2", 2, Vote(False))
@@ -164,10 +164,10 @@ def test_a_peer_that_is_not_there_never_blocks_the_sender(keys: JobKeys) -> None
         async def work() -> None:
             async with transports(keys, "n1", "n2") as (n1, n2):
                 n1.learn({"n3": address})
-                taken = [n1.send("n3", 1, Beat()) for _ in range(QUEUE_LIMIT + 1000)]
+                taken = [n1.send("n3", 1, Beat(1)) for _ in range(QUEUE_LIMIT + 1000)]
                 assert taken[0] is True
                 assert taken[-1] is False  # full: as good as lost
-                n1.send("n2", 1, Beat())
+                n1.send("n2", 1, Beat(1))
                 assert (await n2.receive()).sender == "n1"
 
         within(work())
@@ -181,11 +181,11 @@ def test_a_stopped_peer_gets_what_was_sent_once_it_runs_again(keys: JobKeys, tmp
     async def work() -> None:
         async with transports(keys, "n1") as (n1,):
             n1.learn({"n2": address})
-            n1.send("n2", 1, Beat())
+            n1.send("n2", 1, Beat(1))
             assert await asyncio.to_thread(peer.stdout.readline) == "1\n"  # type: ignore[union-attr]
             os.kill(peer.pid, 19)
             for term in range(2, 500):
-                assert n1.send("n2", term, Beat())
+                assert n1.send("n2", term, Beat(1))
             os.kill(peer.pid, 18)
             for term in range(2, 500):
                 assert await asyncio.to_thread(peer.stdout.readline) == f"{term}\n"  # type: ignore[union-attr]
@@ -223,16 +223,16 @@ def test_a_restarted_agent_is_reached_at_its_new_address_and_old_orders_are_forg
             first = Transport("n2", read_keys(tmp_path), HOST)
             await first.start()
             n1.learn({"n2": first.address})
-            n1.send("n2", 1, Beat())
+            n1.send("n2", 1, Beat(1))
             assert (await first.receive()).term == 1
             await first.close(linger=0)
-            n1.send("n2", 2, Beat())  # to one that is gone
+            n1.send("n2", 2, Beat(1))  # to one that is gone
             n1.forget("n2")
-            assert n1.send("n2", 3, Beat()) is False
+            assert n1.send("n2", 3, Beat(1)) is False
             second = Transport("n2", keys, HOST)
             await second.start()
             n1.learn({"n2": second.address})
-            n1.send("n2", 4, Beat())
+            n1.send("n2", 4, Beat(1))
             assert (await second.receive()).term == 4
             await second.close(linger=0)
 
@@ -242,12 +242,12 @@ def test_a_restarted_agent_is_reached_at_its_new_address_and_old_orders_are_forg
 def test_a_changed_address_replaces_the_connection_without_forgetting_first(keys: JobKeys) -> None:
     async def work() -> None:
         async with transports(keys, "n1", "n2") as (n1, n2):
-            n1.send("n2", 1, Beat())
+            n1.send("n2", 1, Beat(1))
             assert (await n2.receive()).term == 1
             again = Transport("n2", keys, HOST)
             await again.start()
             n1.learn({"n2": again.address})
-            n1.send("n2", 2, Beat())
+            n1.send("n2", 2, Beat(1))
             assert (await again.receive()).term == 2
             await again.close(linger=0)
 

@@ -28,7 +28,10 @@ _TABLE: tuple[tuple[re.Pattern[str], Finding], ...] = tuple(
             r"|Gloo|transport/tcp|DistBackendError|DistNetworkError|remote process exited",
             Finding("connection to a peer lost", Severity.SEV3, collateral=True),
         ),
-        (r"NCCL.*time[d]?.?out|Watchdog caught|watchdog got stuck", Finding("NCCL timeout", Severity.SEV3, collateral=True)),
+        (
+            r"NCCL.*time[d]?.?out|Watchdog caught|watchdog got stuck",
+            Finding("NCCL timeout", Severity.SEV3, collateral=True),
+        ),
         (r"timed out|TimeoutError", Finding("timeout", Severity.SEV3, collateral=True)),
         (r"illegal memory access", Finding("illegal memory access", Severity.SEV2)),
         (r"CUDA error|CUDNN|cublas", Finding("CUDA error", Severity.SEV2)),

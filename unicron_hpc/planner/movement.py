@@ -8,11 +8,10 @@ import msgspec
 
 from unicron_hpc.planner.holdings import HeldUnit, held_by, newest
 from unicron_hpc.planner.layout import Layout, Seat
-from unicron_hpc.planner.placement import place
 from unicron_hpc.planner.units import units_of
 from unicron_hpc.planner.work import NodeSlots
 
-__all__ = ["HeldUnit", "Move", "MovePlan", "held_by", "moves", "newest", "place", "replace_seats"]
+__all__ = ["HeldUnit", "Move", "MovePlan", "held_by", "moves", "newest", "replace_seats"]
 
 
 class Move(msgspec.Struct, frozen=True, order=True):

@@ -131,17 +131,22 @@ class Rank:
                 self._report(order.epoch, error)
 
     def _train(self, order: Rebuild) -> None:
+        def over() -> bool:
+            return self._cut_epoch > order.epoch
+
         self._saver.begin_epoch(order)
         if self._engine.iteration >= self._last_iteration:
             # The epoch before ended between the last commit and its checkpoint; that one is given up.
-            self._saver.after_commit(self._engine.iteration)
+            self._saver.after_commit(self._engine.iteration, over)
         while self._engine.iteration < self._last_iteration:
-            if self._cut_epoch > order.epoch:
+            if over():
                 raise EpochOver
             committed = self._engine.run_iteration()
             self._channel.send(RankCommitted(order.epoch, committed))
-            self._saver.after_commit(committed.iteration)
-        self._saver.wait()
+            self._saver.after_commit(committed.iteration, over)
+        self._saver.wait(over)
+        if over():
+            raise EpochOver
         self._channel.send(RankFinished(order.epoch, self._engine.iteration))
 
     def _report(self, epoch: int, error: Exception) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from unicron_hpc.config import TaskSettings
@@ -12,6 +12,7 @@ from unicron_hpc.planner.units import holders
 from unicron_hpc.runtime import checkpoint
 from unicron_hpc.runtime.channel import AgentGone, Channel
 from unicron_hpc.runtime.checkpoint_load import load_units
+from unicron_hpc.runtime.checkpoint_shards import Holders
 from unicron_hpc.runtime.engine import Engine
 from unicron_hpc.runtime.manifest import WrittenFile, partial_name
 from unicron_hpc.runtime.orders import Rebuild
@@ -21,6 +22,9 @@ from unicron_hpc.runtime.unit_state import UnitState
 from unicron_hpc.supervisor.rank_messages import CheckpointPart, RankSection
 
 log = logging.getLogger(__name__)
+
+#: How often a rank that waits for its disk looks whether it is wanted elsewhere, in seconds.
+LOOK_INTERVAL = 0.05
 
 
 class Saver:
@@ -39,7 +43,7 @@ class Saver:
         self._channel = channel
         self._engine: Engine | None = None
         self._order: Rebuild | None = None
-        self._holders: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._holders: dict[int, Holders] = {}
         self._writer: threading.Thread | None = None
         self._memory: dict[tuple[str, int], UnitState] = {}
 
@@ -51,20 +55,24 @@ class Saver:
         """The layout whose ranks write the next checkpoints."""
         self._order = order
         model = self._task.model
-        self._holders = holders(order.layout, tied=model.tied, learned_positions=model.learned_positions)
+        held = holders(order.layout, tied=model.tied, learned_positions=model.learned_positions)
+        # The epoch before is kept: the word that its last checkpoint is complete may just be arriving.
+        before = max(self._holders, default=order.epoch)
+        self._holders = {epoch: self._holders[epoch] for epoch in [before] if epoch in self._holders}
+        self._holders[order.epoch] = held
 
     def load(self, path: Path, wanted: Iterable[UnitSpec]) -> Iterable[UnitState]:
         """Read units from a checkpoint of this model."""
         return load_units(path, list(wanted), model=model_arguments(self._task)).values()
 
-    def after_commit(self, iteration: int) -> None:
+    def after_commit(self, iteration: int, interrupted: Callable[[], bool]) -> None:
         """Begin a save if one is due. Costs a copy of the state; the rest happens in the background."""
         interval = self._task.checkpoint.save_interval
         due = (interval > 0 and iteration % interval == 0) or iteration == self._task.train.train_iters
         if not due or self._order is None or self._engine is None:
             return
         if iteration == self._task.train.train_iters:
-            self.wait()
+            self.wait(interrupted)
         if self._writer and self._writer.is_alive():
             log.warning(
                 "checkpoint of iteration %d left out: the one before is still being written", iteration
@@ -72,28 +80,32 @@ class Saver:
             return
         order = self._order
         directory = self._task.checkpoint.dir / partial_name(iteration, order.epoch)
-        self._memory = checkpoint.snapshot(self._engine.states, self._holders, order.rank, reuse=self._memory)
+        held = self._holders[order.epoch]
+        self._memory = checkpoint.snapshot(self._engine.states, held, order.rank, reuse=self._memory)
         pending = checkpoint.begin_save(
-            directory, self._memory, rank=order.rank, holders=self._holders, iteration=iteration
+            directory, self._memory, rank=order.rank, holders=held, iteration=iteration
         )
         self._writer = threading.Thread(
             target=self._write, args=(pending, iteration, order.epoch), name="checkpoint", daemon=True
         )
         self._writer.start()
 
-    def wait(self) -> None:
-        """Wait for the part that is being written."""
-        if self._writer and self._writer.is_alive():
-            epoch = self._order.epoch if self._order else 0
-            self._channel.send(RankSection(epoch, "checkpoint"))
-            self._writer.join()
-            self._channel.send(RankSection(epoch, ""))
+    def wait(self, interrupted: Callable[[], bool]) -> None:
+        """Wait for the part that is being written, however slow the disk is, or until `interrupted`."""
+        writer = self._writer
+        if writer is None or not writer.is_alive():
+            return
+        epoch = self._order.epoch if self._order else 0
+        self._channel.send(RankSection(epoch, "checkpoint"))
+        while writer.is_alive() and not interrupted():
+            writer.join(LOOK_INTERVAL)
+        self._channel.send(RankSection(epoch, ""))
 
     def finish(self, epoch: int, iteration: int, directory: Path, files: Sequence[WrittenFile]) -> None:
         """All parts are there: write the metadata, in the background."""
         threading.Thread(
             target=self._finish,
-            args=(epoch, iteration, directory, files, dict(self._holders)),
+            args=(epoch, iteration, directory, files, self._holders.get(epoch, {})),
             name="checkpoint metadata",
             daemon=True,
         ).start()
@@ -114,7 +126,7 @@ class Saver:
         iteration: int,
         directory: Path,
         files: Sequence[WrittenFile],
-        held: dict[tuple[str, int], tuple[int, ...]],
+        held: Holders,
     ) -> None:
         whole: tuple[WrittenFile, ...] = ()
         error = ""

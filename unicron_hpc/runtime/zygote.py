@@ -60,7 +60,13 @@ def serve(agent: socket.socket, rank_main: RankMain, import_seconds: float) -> N
             if not packet:
                 return
             request = spawn_decoder.decode(packet)
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError as error:
+                # Without an answer the agent's order times out, and the task tries elsewhere or later.
+                print(f"cannot fork: {error}", file=sys.stderr, flush=True)
+                os.close(descriptors[0])
+                continue
             if pid == 0:
                 agent.close()
                 os.close(wake_read)

@@ -53,6 +53,10 @@ log = logging.getLogger(__name__)
 _PR_SET_CHILD_SUBREAPER = 36
 
 
+#: Silence of the coordinator, in node time-outs, after which ranks stop computing.
+MINORITY_AFTER = 3
+
+
 class Agent:
     """One node's agent.
 
@@ -81,12 +85,14 @@ class Agent:
         self._ballot = Ballot(node)
         self._leader = allocation.nodes[0]
         self._leader_term = self._ballot.term
+        self._beat = 0
         self._leader_heard = time.monotonic()
         self._snapshot: JobSnapshot | None = None
         self._coordinator: Coordinator | None = None
         self._finish: asyncio.Future[int] | None = None
         self._candidate_since: float | None = None
         self._last_tick = time.monotonic()
+        self._idle = False
         self._preparing: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
@@ -159,6 +165,9 @@ class Agent:
                 self._handle(envelope)
             except UnicronError as error:
                 log.error("%s", error)
+            except OSError:
+                # A full or broken disk must not silence the agent; what depended on it has its own time-outs.
+                log.exception("cannot write")
 
     def _handle(self, envelope: Envelope) -> None:
         body = envelope.body
@@ -185,6 +194,7 @@ class Agent:
     ) -> None:
         self._leader_heard = time.monotonic()
         self._candidate_since = None
+        self._idle = False
         match order:
             case JobSnapshot():
                 self._snapshot = order
@@ -200,8 +210,8 @@ class Agent:
             case Finish(exit_code, reason):
                 log.info("finished (%d): %s", exit_code, reason)
                 self._end(exit_code)
-            case Beat():
-                pass
+            case Beat(number):
+                self._beat = number
 
     def _prepare(self, name: str) -> None:
         async def work() -> None:
@@ -245,7 +255,7 @@ class Agent:
             if self._snapshot is None:
                 self._join()  # until somebody answers: the leader may have been unknown or not up
             else:
-                self._post(self._leader, Heartbeat(self._zygote.warm, self._commits.fresh()))
+                self._post(self._leader, Heartbeat(self._zygote.warm, self._beat, self._commits.fresh()))
             if self._coordinator:
                 self._coordinator.tick(now)
             else:
@@ -259,6 +269,10 @@ class Agent:
         if silent <= timeout:
             return
         members = self._members()
+        if silent > MINORITY_AFTER * timeout and not self._idle:
+            # Nobody coordinates on this side: nothing may be computed that could count.
+            self._idle = True
+            self._ranks.cut_all()
         if self.node not in members:
             raise UnicronError(
                 f"{self.node} was taken out of the job and its coordinator is silent", where=self.node
@@ -326,9 +340,10 @@ class Agent:
     async def _ask_witness(self, members: list[str]) -> None:
         """Exactly half of the members voted: the node list of slurmctld breaks the tie."""
         absent = [member for member in members if member not in self._ballot.votes]
+        heard = self._leader_heard
         down = await asyncio.to_thread(missing_are_down, self.allocation, absent)
         still = verdict(len(self._ballot.votes), len(members)) is not Verdict.SHORT
-        if down and still and not self._coordinator:
+        if down and still and not self._coordinator and self._leader_heard == heard:
             self._win()
 
     def _win(self) -> None:
@@ -363,7 +378,7 @@ class Agent:
             log.warning("%s coordinates now (term %d); stepping down", snapshot.coordinator, term)
             self._coordinator.close()
             self._coordinator = None
-        self._leader, self._leader_term = snapshot.coordinator, term
+        self._leader, self._leader_term, self._beat = snapshot.coordinator, term, 0
         self._leader_heard = time.monotonic()
         self._snapshot = snapshot
         self._transport.learn({m.node: m.address for m in snapshot.members if m.node != self.node})

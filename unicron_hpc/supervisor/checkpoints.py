@@ -55,11 +55,13 @@ class Checkpoints:
         self._sealing: set[asyncio.Task[None]] = set()
         self._whole: set[Path] = set()
         self._newest = 0
+        self.failure = ""  # why the checkpoint of the last iteration could not be written
 
     def begin_epoch(self, epoch: int, layout: Layout) -> None:
         """Note whose parts make up a checkpoint begun in `epoch`; unfinished older ones are given up."""
         self._layouts = {epoch: layout}
         self._parts = {}
+        self.failure = ""
 
     @property
     def newest(self) -> int:
@@ -96,6 +98,9 @@ class Checkpoints:
         for path, why in skipped:
             log.warning("checkpoint %s skipped: %s", path, why)
             self._journal.write("checkpoint_skipped", epoch, task=self._task.name, path=str(path), reason=why)
+        if found:
+            # Nothing has to be saved again that is on disk, even if the task was to end before it.
+            self._newest = max(self._newest, found.iteration)
         return found
 
     def _failed(self, part: CheckpointPart, error: str) -> None:
@@ -104,7 +109,8 @@ class Checkpoints:
             "checkpoint_failed", part.epoch, task=self._task.name, iteration=part.iteration, error=error
         )
         self._parts.pop(part.directory, None)
-        self._newest = max(self._newest, part.iteration)  # nobody waits for it any longer
+        if part.iteration >= self._task.train.train_iters:
+            self.failure = error
         self._on_settled()
 
     async def _seal(self, part: CheckpointPart, layout: Layout) -> None:

@@ -97,6 +97,7 @@ class Coordinator:
         self._incidents = snapshot.incidents if snapshot else 0
         self._started = snapshot.started if snapshot else time.time()
         self._last_beat = 0.0
+        self._beat = 0
         self._training = snapshot is not None and any(task.layout is not None for task in snapshot.tasks)
         self._over = False
         self._ending = Ending(
@@ -110,7 +111,12 @@ class Coordinator:
             started=self._started,
         )
         recovery = settings.recovery
-        self._quorum = Quorum([node.name for node in self._members], witness, recovery.quorum_timeout)
+        self._quorum = Quorum(
+            [node.name for node in self._members],
+            witness,
+            recovery.quorum_timeout,
+            one_machine=not allocation.on_slurm,
+        )
         self._office = Office(self._members, recovery.node_timeout, recovery.startup_timeout)
         self._startup = Startup(
             self._members,
@@ -184,6 +190,8 @@ class Coordinator:
         node.heard = time.monotonic()
         if self._over:
             return
+        if isinstance(body, Heartbeat):
+            self._office.echoed(sender, body.beat)
         if not self._office.hold_back(sender, body):
             self._dispatch(node, body)
 
@@ -191,7 +199,7 @@ class Coordinator:
         match body:
             case Join():
                 self._on_join(node, body)
-            case Heartbeat(warm, commits):
+            case Heartbeat(warm, _, commits):
                 node.warm = warm
                 for name, epoch, committed in commits:
                     if name in self._tasks:
@@ -219,9 +227,10 @@ class Coordinator:
         recovery = self._settings.recovery
         if now - self._last_beat >= recovery.heartbeat_interval:
             self._last_beat = now
+            self._beat += 1
             for node in self._members:
-                if node.role is not Role.LOST and node.name != self._node:
-                    self._post(node.name, Beat())
+                if node.role is not Role.LOST:
+                    self._post(node.name, Beat(self._beat))
         match self._office.look(now):
             case Standing.WAITING:
                 return
@@ -250,6 +259,8 @@ class Coordinator:
         )
         if predecessor is not None and self._office.is_silent(predecessor.name):
             self._lose({predecessor.name: evidence})
+        if all(task.finished for task in self._tasks.values()):
+            self._finish(0, "finished", "")  # the predecessor died before it could say so
         if self._training and not self._over:
             # The predecessor may have died in the middle of a transition: only a new epoch is certain.
             for task in self._tasks.values():
@@ -267,7 +278,7 @@ class Coordinator:
         for task in self._tasks.values():
             task.shift(seconds)
         if seconds > self._settings.recovery.node_timeout / 2:
-            self._office.stalled(time.monotonic())
+            self._office.stalled(time.monotonic(), self._beat + 1)
 
     def _on_join(self, node: Node, join: Join) -> None:
         first = not node.joined or node.agent_pid != join.agent_pid
@@ -352,7 +363,10 @@ class Coordinator:
         """Take silent nodes out, if those that are left may decide without them."""
         silent = self._members.silent(now, self._settings.recovery.node_timeout)
         silent = [node for node in silent if node.name != self._node]
-        left = {node.name for node in self._members.alive()} - {node.name for node in silent}
+        # Who is about to be silent counts as missing already: a cut network shows node by node.
+        nearly = self._settings.recovery.node_timeout - 1.5 * self._settings.recovery.heartbeat_interval
+        quiet = {node.name for node in self._members.silent(now, nearly)} if silent else set()
+        left = {node.name for node in self._members.alive()} - (quiet - {self._node})
         match self._quorum.judge(left, now):
             case Right.GO_ON:
                 if silent:

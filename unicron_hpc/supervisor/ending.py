@@ -77,7 +77,12 @@ class Ending:
         self._journal.write(
             "job_finished", epoch, state=state, exit_code=exit_code, cause=cause, detail=detail[-DETAIL:]
         )
-        write_summary(self._run_folder, state=state, exit_code=exit_code, cause=cause, started=self._started)
+        try:
+            write_summary(
+                self._run_folder, state=state, exit_code=exit_code, cause=cause, started=self._started
+            )
+        except OSError:
+            log.exception("no summary could be written")  # the agents must still be sent home
         for node in self._members:
             if node.role is not Role.LOST and node.joined and node.name != self._node:
                 self._post(node.name, Finish(exit_code, cause or state))

@@ -19,6 +19,8 @@ from unicron_hpc.supervisor.outcome import read_outcome
 
 #: How long agents may take to leave after a signal or the end, in seconds.
 LEAVE_GRACE = 15.0
+#: How often it is looked whether the run is over, in seconds.
+LOOK_INTERVAL = 0.2
 
 
 def run(settings: Settings, run_folder: Path) -> int:
@@ -64,8 +66,8 @@ def run(settings: Settings, run_folder: Path) -> int:
                     start_new_session=True,
                 )
             )
-        for agent in agents:
-            agent.wait()
+        while read_outcome(run_folder) is None and any(agent.poll() is None for agent in agents):
+            time.sleep(LOOK_INTERVAL)
     finally:
         deadline = time.monotonic() + LEAVE_GRACE
         for agent in agents:

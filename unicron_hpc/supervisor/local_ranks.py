@@ -103,6 +103,8 @@ class LocalRanks:
         """Pass an order on; one for a process that is gone is dropped (its death is reported)."""
         if isinstance(order, Cut):
             self.newest_epoch = max(self.newest_epoch, order.epoch)
+        elif isinstance(order, RebuildOrder):
+            self.newest_epoch = max(self.newest_epoch, order.rebuild.epoch)
         rank = self._ranks.get(_place(address))
         if rank is None or rank.address != address or rank.writer is None:
             return
@@ -111,8 +113,9 @@ class LocalRanks:
         with contextlib.suppress(ConnectionError):
             rank.writer.write(frame(order))
 
-    def cut_all(self, epoch: int) -> None:
+    def cut_all(self) -> None:
         """Stop all ranks where they are, without asking anybody (this node is in a minority)."""
+        epoch = self.newest_epoch + 1
         for rank in self._ranks.values():
             self.tell(rank.address, Cut(epoch))
 

@@ -92,10 +92,6 @@ class Members:
             if node.heard is not None:
                 node.heard += seconds
 
-    def heard_since(self, moment: float) -> int:
-        """Live nodes that spoke after `moment`."""
-        return sum(1 for n in self if n.alive and n.heard is not None and n.heard >= moment)
-
     def snapshot(self) -> tuple[Member, ...]:
         return tuple(Member(n.name, n.address, n.role, n.agent_pid, n.slots) for n in self)
 

@@ -53,9 +53,18 @@ class Join(msgspec.Struct, frozen=True, tag=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """The agent is alive. `warm` says whether its zygote has done its imports."""
+    """The agent is alive.
+
+    Attributes
+    ----------
+    warm
+        Its zygote has done its imports.
+    beat
+        Number of the last `Beat` that it has seen: a heartbeat that lay in a queue proves nothing new.
+    """
 
     warm: bool
+    beat: int
     commits: tuple[tuple[str, int, Committed], ...] = ()
 
 
@@ -128,7 +137,9 @@ class JobSnapshot(msgspec.Struct, frozen=True, tag=True):
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
-    """The coordinator is alive."""
+    """The coordinator is alive; beats are numbered."""
+
+    number: int
 
 
 class StartRank(msgspec.Struct, frozen=True, tag=True):

@@ -42,6 +42,8 @@ class Office:
         self._patience = patience
         self._limit = limit
         self._stalled_at: float | None = None
+        self._proof = 0
+        self._echoed: set[str] = set()
         self._takeover_until: float | None = None
         self._unheard: set[str] = set()
         self._predecessor: str | None = None
@@ -53,10 +55,22 @@ class Office:
         self._unheard = {node.name for node in self._members.alive()}
         self._takeover_until = now + self._patience
 
-    def stalled(self, now: float) -> None:
-        """This process did not run for so long that it may have been succeeded."""
-        if self._stalled_at is None:
-            self._stalled_at = now
+    def stalled(self, now: float, beat: int) -> None:
+        """This process did not run for so long that it may have been succeeded.
+
+        Parameters
+        ----------
+        beat
+            Number of the next beat: only who has seen that one is known to follow us still.
+        """
+        self._stalled_at = now
+        self._proof = beat
+        self._echoed = set()
+
+    def echoed(self, node: str, beat: int) -> None:
+        """A member's heartbeat repeats a beat of ours."""
+        if beat >= self._proof:
+            self._echoed.add(node)
 
     def heard(self, node: str) -> None:
         """A member has told what runs on its node."""
@@ -68,9 +82,12 @@ class Office:
 
     def hold_back(self, sender: str, body: Body) -> bool:
         """Keep a message for later, if it asks for a decision that may not be made now."""
-        may_decide = self._stalled_at is None and self._takeover_until is None
-        if may_decide or isinstance(body, Heartbeat | Join):
-            return False
+        if self._stalled_at is None:
+            # Just elected: what members tell of themselves is just what is waited for.
+            if self._takeover_until is None or isinstance(body, Heartbeat | Join):
+                return False
+        elif isinstance(body, Heartbeat):
+            return True  # has been counted; the next one says the rest again
         self._held_back.append((sender, body))
         return True
 
@@ -82,8 +99,8 @@ class Office:
     def look(self, now: float) -> Standing:
         """Judge the situation; call regularly."""
         if self._stalled_at is not None:
-            alive = len(self._members.alive())
-            if verdict(self._members.heard_since(self._stalled_at), alive) is Verdict.WON:
+            alive = {node.name for node in self._members.alive()}
+            if verdict(len(self._echoed & alive), len(alive)) is Verdict.WON:
                 self._stalled_at = None
                 return Standing.CONFIRMED
             return Standing.DESERTED if now - self._stalled_at > self._limit else Standing.WAITING

@@ -30,9 +30,9 @@ class Right(enum.Enum):
 class Quorum:
     """The majority rule over the last committed membership, with slurmctld as witness.
 
-    More than half of the members that took part in the last decision may decide alone. Fewer may only if
-    slurmctld, too, has lost every missing node and still has contact with this one: then the missing are dead
-    and cannot go on by themselves.
+    More than half of the members that took part in the last decision may decide alone. Exactly half may if
+    slurmctld has lost every missing node and still has contact with this one: it is with one half only.
+    Fewer never may: what is lost to them and to slurmctld may be a majority behind a cut network.
 
     Parameters
     ----------
@@ -41,12 +41,20 @@ class Quorum:
     witness
         Says whether slurmctld has lost these nodes; blocks, so it is called in a thread.
     limit
-        Seconds of being a minority after which this side gives up.
+        Seconds without the right to decide after which this side gives up.
+    one_machine
+        All agents are processes of one machine (no Slurm): who is silent is dead or stopped, never cut off.
     """
 
     def __init__(
-        self, members: Iterable[str], witness: Callable[[Sequence[str]], bool], limit: float
+        self,
+        members: Iterable[str],
+        witness: Callable[[Sequence[str]], bool],
+        limit: float,
+        *,
+        one_machine: bool = False,
     ) -> None:
+        self._one_machine = one_machine
         self.committed = frozenset(members)
         self._witness = witness
         self._limit = limit
@@ -69,10 +77,16 @@ class Quorum:
         """What the members in `left` may do; asks slurmctld in the background where it matters."""
         missing = self.committed - set(left)
         here = self.committed & set(left)
-        if verdict(len(here), len(self.committed)) is Verdict.WON or missing <= self._dead:
+        judged = verdict(len(here), len(self.committed))
+        witnessed = judged is Verdict.TIED and missing <= self._dead
+        if judged is Verdict.WON or witnessed or self._one_machine:
             self._since = None
             return Right.GO_ON
-        if now - self._asked_at >= ASK_INTERVAL and (self._question is None or self._question.done()):
+        if (
+            judged is Verdict.TIED
+            and now - self._asked_at >= ASK_INTERVAL
+            and (self._question is None or self._question.done())
+        ):
             self._asked_at = now
             self._question = asyncio.create_task(self._ask(sorted(missing)))
         if self._since is None:

@@ -62,9 +62,15 @@ class Seats:
         process = self._processes.get(address.seat)
         return process if process and process.address == address else None
 
-    def new(self, seat: Seat) -> RankProcessState:
-        """Make room for a new process in a seat."""
-        incarnation = self._incarnations.get(seat, 0) + 1
+    def new(self, seat: Seat, incarnation: int) -> RankProcessState:
+        """Make room for a new process in a seat.
+
+        Parameters
+        ----------
+        incarnation
+            Higher than that of every process that the seat had, also under other coordinators: the epoch
+            for which it is started.
+        """
         self._incarnations[seat] = incarnation
         process = RankProcessState(RankAddress(self._task, seat, incarnation))
         self._processes[seat] = process

@@ -317,7 +317,10 @@ class TaskControl:
         if not all(process is not None and process.finished for process in here):
             return
         self._progress.pause()
-        if self._checkpoints.saved(state.task.train.train_iters):
+        lost = self._checkpoints.failure
+        if lost:
+            self._hub.fail(f"task {self.name}: the last checkpoint could not be written", lost)
+        elif self._checkpoints.saved(state.task.train.train_iters):
             state.finished = True
             self._hub.commits.flush(self.name)
             for process in state.seats:
@@ -371,8 +374,16 @@ class TaskControl:
         self._progress.pause()
         state.store.close("a new epoch begins")
         state.epoch = self._hub.next_epoch()
+        recovery = self._recovery
+        starting = recovery.startup_timeout if state.running_epoch == 0 else 0.0  # zygotes may still import
         self._transition = Transition(
-            state, self._hub, self._checkpoints, self._hold_timeout(), self._incidents
+            state,
+            self._hub,
+            self._checkpoints,
+            self._hold_timeout(),
+            self._incidents,
+            limit=recovery.transition_timeout + starting,
+            reading_limit=recovery.startup_timeout,
         )
         self._running = asyncio.create_task(self._run(self._transition), name=f"epoch {state.epoch}")
 
@@ -382,12 +393,8 @@ class TaskControl:
         return max(2.5 * self._recovery.node_timeout, self._recovery.iteration_failure_factor * mean)
 
     async def _run(self, transition: Transition) -> None:
-        limit = self._recovery.transition_timeout
-        if self._state.running_epoch == 0:
-            limit += self._recovery.startup_timeout  # zygotes may still be importing
         try:
-            async with asyncio.timeout(limit):
-                await transition.run()
+            await transition.run()
         except TimeoutError:
             late = transition.late()
             names = ", ".join(str(self._state.rank_of(process.address.seat)) for process in late)

@@ -15,6 +15,7 @@ from unicron_hpc.detect.severity import NOT_ANSWERING, Method
 from unicron_hpc.planner.layout import Layout, Seat
 from unicron_hpc.planner.movement import MovePlan
 from unicron_hpc.planner.movement import moves as plan_moves
+from unicron_hpc.runtime.manifest import Found
 from unicron_hpc.runtime.orders import Rebuild
 from unicron_hpc.supervisor.checkpoints import Checkpoints
 from unicron_hpc.supervisor.describe import describe_ranks, describe_replicas
@@ -46,6 +47,8 @@ class Transition:
         Seconds in which every process must have told what it holds.
     incidents
         Takes what is found out on the way.
+    limit, reading_limit
+        Seconds for the whole of it, and how many more where state is read from disk.
     """
 
     def __init__(
@@ -55,7 +58,12 @@ class Transition:
         checkpoints: Checkpoints,
         hold_timeout: float,
         incidents: Incidents,
+        limit: float,
+        reading_limit: float,
     ) -> None:
+        self._limit = limit
+        self._reading_limit = reading_limit
+        self._scope: asyncio.Timeout | None = None
         self._state = state
         self._hub = hub
         self._checkpoints = checkpoints
@@ -70,9 +78,15 @@ class Transition:
 
         Raises
         ------
+        TimeoutError
+            When it takes longer than its limit.
         PlanError
             When no layout fits on what is left.
         """
+        async with asyncio.timeout(self._limit) as self._scope:
+            await self._run()
+
+    async def _run(self) -> None:
         clock = _Laps()
         state, journal = self._state, self._hub.journal
         number = state.incident.number if state.incident else None
@@ -160,7 +174,7 @@ class Transition:
                 self._dismiss(process.address.seat)
         for seat in layout.seats:
             if seat not in seats:
-                self._hub.start_rank(seats.new(seat).address)
+                self._hub.start_rank(seats.new(seat, self.epoch).address)
         await self._until(lambda: all((p := seats.get(seat)) is not None and p.said_hello for seat in wanted))
 
     def _dismiss(self, seat: Seat) -> None:
@@ -202,7 +216,7 @@ class Transition:
             )
         found = None
         if self._state.task.checkpoint.resume or resume.iteration is not None:
-            found = await self._checkpoints.find_newest(self.epoch)
+            found = await self._find_checkpoint()
         iteration = found.iteration if found else 0
         self._hub.commits.roll_back(self._state.name, self.epoch, iteration)
         return Rebuild(
@@ -213,6 +227,16 @@ class Transition:
             initial=found is None,
             checkpoint=str(found.path) if found else None,
         )
+
+    async def _find_checkpoint(self) -> Found | None:
+        """The newest whole checkpoint. Every byte of it is read, which has no limit but the disk's speed."""
+        scope, loop = self._scope, asyncio.get_running_loop()
+        if scope:
+            scope.reschedule(None)
+        found = await self._checkpoints.find_newest(self.epoch)
+        if scope:
+            scope.reschedule(loop.time() + self._limit + (self._reading_limit if found else 0.0))
+        return found
 
     def _movement(self, layout: Layout, resume: Resume) -> tuple[MovePlan, tuple[Seat, ...]]:
         """Who sends what; processes that leave are asked only for what nobody else holds."""

@@ -25,6 +25,10 @@ log = logging.getLogger(__name__)
 QUEUE_LIMIT = 20_000
 
 
+#: Milliseconds between ZeroMQ's own signs of life on an idle connection.
+HEARTBEAT_MS = 1000
+
+
 class _OnlyTheJob:
     """Credentials provider that accepts exactly one client key."""
 
@@ -156,6 +160,9 @@ class Transport:
         dealer.setsockopt(zmq.LINGER, 500)
         dealer.setsockopt(zmq.SNDHWM, QUEUE_LIMIT)
         dealer.setsockopt(zmq.RECONNECT_IVL, 100)
+        # A connection whose other end has vanished without a word is noticed and built anew.
+        dealer.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         dealer.setsockopt(zmq.IPV6, "[" in address)
         dealer.connect(address)
