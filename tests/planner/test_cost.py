@@ -170,7 +170,7 @@ def test_ranks_that_share_a_host_cannot_beat_its_cores():
     shared = small_work(hardware=replace(MACHINE, host_cores=2.0, layer_seconds=1e-2))
     alone = small_work(hardware=replace(MACHINE, layer_seconds=1e-2))
     four = build(alone, [(4,)] * 4, [1] * 4, nodes(4))
-    assert predict(four, shared).pipeline_seconds == pytest.approx(2 * predict(four, alone).pipeline_seconds)
+    assert predict(four, shared).pipeline_seconds >= 2 * predict(four, alone).pipeline_seconds
     two = build(alone, [(4,)] * 2, [2] * 2, nodes(2))
     assert predict(two, shared).pipeline_seconds == pytest.approx(predict(two, alone).pipeline_seconds)
 

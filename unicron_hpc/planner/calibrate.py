@@ -22,10 +22,10 @@ FACTORS: tuple[tuple[str, ...], ...] = (
     ("efficiency",),
     ("layer_seconds",),
     ("stage_seconds",),
+    ("link_seconds",),
     ("intra_latency", "inter_latency"),
     ("intra_bandwidth", "inter_bandwidth"),
     ("iteration_seconds",),
-    ("host_cores",),
 )
 #: Figures of which more means less time.
 _RATES = {"efficiency", "intra_bandwidth", "inter_bandwidth", "host_cores"}

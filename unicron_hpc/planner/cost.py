@@ -29,6 +29,8 @@ Number = Any
 
 #: Share of device memory that a plan may fill; the rest is left to the framework and to fragmentation.
 MEMORY_SHARE = 0.92
+#: Order of the norm that joins the two bounds on a host with more ranks than cores.
+CONTENTION = 2.0
 #: Collectives in which a rank's gradients are summed (buckets), each with its own latency.
 BUCKETS = 4
 
@@ -140,8 +142,8 @@ def stage_costs(work: TaskWork, tensor: int, micro_batch_size: int, slots: int) 
         first=3 * hidden / machine.memory_bandwidth,
         last=head + ring(tensor, b * s * 4.0, machine.intra_bandwidth, machine.intra_latency),
         stage=machine.stage_seconds,
-        link_intra=2 * (machine.intra_latency + hidden / machine.intra_bandwidth),
-        link_inter=2 * (machine.inter_latency + hidden / node_share),
+        link_intra=machine.link_seconds + 2 * (machine.intra_latency + hidden / machine.intra_bandwidth),
+        link_inter=machine.link_seconds + 2 * (machine.inter_latency + hidden / node_share),
         layer_parameters=layer_p / tensor,
         first_parameters=first_p / tensor,
         last_parameters=last_p / tensor,
@@ -258,7 +260,9 @@ def predict(layout: Layout, work: TaskWork, slowdown: Mapping[str, float] | None
     sync = sync_seconds(work, parameters_max, len(layout.replicas), slots, len(used))
     if work.hardware.host_cores is not None:
         mean = sync_seconds(work, held_by_all / layout.world_size, len(layout.replicas), slots, len(used))
-        pipeline, sync = on_shared_host(work, pipeline, busy, sync, mean * layout.world_size)
+        pipeline, sync = on_shared_host(
+            work, layout.world_size, pipeline, busy, sync, mean * layout.world_size
+        )
     return Prediction(
         pipeline + sync,
         pipeline,
@@ -277,25 +281,30 @@ def pipeline_parameters(work: TaskWork, costs: StageCosts, depth: int) -> float:
 
 
 def on_shared_host(
-    work: TaskWork, pipeline: float, busy: float, sync: float, sync_busy: float
+    work: TaskWork, ranks: int, pipeline: float, busy: float, sync: float, sync_busy: float
 ) -> tuple[float, float]:
     """(pipeline, sync) seconds where all ranks share the cores of one host.
 
-    No schedule can beat the sum of everybody's work over the cores.
+    With more ranks than cores no schedule can beat the sum of everybody's work over the cores, nor the time
+    that it takes with a core for every rank; a real one comes near the larger where they differ much and
+    stays above both where they are close: their norm of order `CONTENTION` (2 fitted measured layouts best).
 
     Parameters
     ----------
     work
         With a hardware description that has `host_cores`; others are left as they are.
+    ranks
+        Of the whole layout.
     pipeline, sync
         Seconds with a core for every rank.
     busy, sync_busy
         Seconds that all ranks together compute or copy, in either part.
     """
     cores = work.hardware.host_cores
-    if cores is None:
+    if cores is None or ranks <= cores:
         return pipeline, sync
-    return max(pipeline, busy / cores), max(sync, sync_busy / cores)
+    order = CONTENTION
+    return (pipeline**order + (busy / cores) ** order) ** (1 / order), max(sync, sync_busy / cores)
 
 
 def most_parameters(counts: Sequence[int], work: TaskWork, costs: StageCosts) -> float:

@@ -137,7 +137,9 @@ class Scope(msgspec.Struct, frozen=True):
             held += number * pipeline_parameters(self.work, costs, depth)
             ranks += number * depth
         mean = float(self.sync(held / ranks, replicas))
-        return on_shared_host(self.work, seconds, busy * self.tensor, sync, mean * ranks * self.tensor)
+        return on_shared_host(
+            self.work, ranks * self.tensor, seconds, busy * self.tensor, sync, mean * ranks * self.tensor
+        )
 
 
 def scope(work: TaskWork, tensor: int, size: int, cut: Bench) -> Scope:

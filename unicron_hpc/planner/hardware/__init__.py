@@ -34,6 +34,9 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Fixed seconds of a layer for each micro-batch, forward and backward together (kernel launches).
     stage_seconds
         Fixed seconds of a stage for each micro-batch (schedule, embedding look-up, loss).
+    link_seconds
+        Fixed seconds of a stage boundary for each micro-batch, activation and gradient together (hand-over
+        between schedule, copies and transport on both sides).
     iteration_seconds
         Fixed seconds of an iteration (commit, data, logging).
     overlap
@@ -55,6 +58,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     inter_latency: float
     layer_seconds: float = 0.0
     stage_seconds: float = 0.0
+    link_seconds: float = 0.0
     iteration_seconds: float = 0.0
     overlap: float = 0.0
     host_cores: float | None = None
