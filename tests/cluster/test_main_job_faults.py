@@ -9,7 +9,7 @@ import pytest
 from .job import as_new_afterwards
 from .reference import Reference, reference  # noqa: F401  (a fixture)
 from .run import ITERATIONS, LAYERS, MICRO_BATCHES, covers_every_layer_once, stage_sizes, worst_difference
-from .three_faults import ThreeFaults, ranks_of, run_three_faults
+from .three_faults import ThreeFaults, ranks_of, run_three_faults, status, status_command
 
 pytestmark = pytest.mark.cluster
 
@@ -156,6 +156,12 @@ class TestTheRun:
             (faulted.second_lost, "lost connection"),
         ]
         assert all(incident["seconds"] > 0 for incident in summary["incidents"])
+
+    def test_is_shown_by_the_status_command(self, faulted: ThreeFaults) -> None:
+        told = status_command(faulted.job)
+        assert told["job_id"] == faulted.job.job_id
+        assert (told["state"], told["iteration"]) == ("finished", ITERATIONS)
+        assert told["nodes"] == status(faulted.job)["nodes"]
 
     def test_trains_every_iteration_once(self, faulted: ThreeFaults) -> None:
         lines = (faulted.job.folder / "metrics.jsonl").read_text().splitlines()

@@ -8,11 +8,13 @@ from typing import Any
 
 from testcluster.api import Cluster
 
+from unicron_hpc.report.status import read_status
+
 from .job import ENVIRONMENT, STATUS, Job, submit
 from .run import Event
 
 #: Iterations at which the faults strike: early enough that training still runs after each recovery.
-RANK_DIES_AT, NODE_DIES_AT, SECOND_NODE_DIES_AT = 10, 30, 60
+RANK_DIES_AT, NODE_DIES_AT, SECOND_NODE_DIES_AT = 5, 15, 35
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class ThreeFaults:
     job
         The job, ended.
     killed_rank
-        The rank that got SIGKILL, as `unicron status` told it.
+        The rank that got SIGKILL, as the status told it.
     replaced, respared, redistributed
         `transition_finished` after each fault.
     after_rank, after_node, after_second_node
@@ -52,10 +54,27 @@ class ThreeFaults:
 
 
 def status(job: Job) -> Event:
-    """Return `unicron status --json` of the job."""
+    """Return what `unicron status --json` prints, without the seconds that a command in a container takes."""
+    return read_status(job.folder)
+
+
+def status_command(job: Job) -> Event:
+    """Return what `unicron status --json` does print."""
     done = job.cluster.exec([STATUS, "status", "--json", job.job_id], env=ENVIRONMENT)
     told: Event = json.loads(done.stdout)
     return told
+
+
+def alive_on_their_nodes(job: Job, ranks: list[Event]) -> dict[int, bool]:
+    """Return for each rank whether its process is there, asking each node once."""
+    pids: dict[str, dict[int, int]] = {}
+    for rank in ranks:
+        pids.setdefault(rank["node"], {})[rank["rank"]] = rank["pid"]
+    alive = {}
+    for node, here in pids.items():
+        done = job.cluster.exec(["kill", "-0", *map(str, here.values())], node=node, check=False)
+        alive.update(dict.fromkeys(here, done.returncode == 0))
+    return alive
 
 
 def ranks_of(told: Event) -> list[Event]:
@@ -74,13 +93,7 @@ def run_three_faults(cluster: Cluster, name: str, **sections: Any) -> ThreeFault
     job.signal_rank(victim, "KILL")
     job.wait_recovered(count=1)
     after_rank = status(job)
-    alive = {
-        rank["rank"]: cluster.exec(
-            ["kill", "-0", str(rank["pid"])], node=rank["node"], check=False
-        ).returncode
-        == 0
-        for rank in ranks_of(after_rank)
-    }
+    alive = alive_on_their_nodes(job, ranks_of(after_rank))
 
     job.wait_iteration(NODE_DIES_AT)
     cluster.kill_node("n3")
