@@ -38,7 +38,9 @@ def find_run_folder(job: str, run_dir: Path | None) -> Path:
             return found[0].resolve()
         if found:
             names = ", ".join(str(path) for path in found)
-            raise ConfigError(f"several runs have the number {job}: {names}", hint="Give one of these folders.")
+            raise ConfigError(
+                f"several runs have the number {job}: {names}", hint="Give one of these folders."
+            )
     if shutil.which("scontrol") and re.fullmatch(r"[0-9_]+", job):
         try:
             shown = commands.run(["scontrol", "show", "job", "--oneliner", job]).stdout
