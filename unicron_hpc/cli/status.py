@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import click
 
 from unicron_hpc.cli.failing import ends_with_errors
 from unicron_hpc.cli.find_run import find_run_folder
+from unicron_hpc.errors import UnicronError
 from unicron_hpc.report.status import read_status
+from unicron_hpc.slurm import queries
 
 
 @click.command("status")
@@ -31,11 +34,28 @@ def command(job: str, as_json: bool, run_dir: Path | None) -> None:
       unicron status 4711
       unicron status --json runs/gpt-tiny-4711 | jq .iteration
     """
-    status = read_status(find_run_folder(job, run_dir))
+    status = ask_slurm(read_status(find_run_folder(job, run_dir)))
     if as_json:
         click.echo(json.dumps(status))
     else:
         _show(status)
+
+
+def ask_slurm(status: dict[str, Any]) -> dict[str, Any]:
+    """Let Slurm correct the state of a job whose journal was left open.
+
+    A job that waits has no journal yet, and one that was killed with all its agents could not close it.
+    """
+    folder_id = Path(status["run_dir"]).name.rpartition("-")[2]
+    job_id = status["job_id"] or folder_id
+    if status["state"] not in ("PENDING", "RUNNING") or not job_id.isdigit() or not shutil.which("scontrol"):
+        return {**status, "job_id": job_id}
+    try:
+        state = queries.job(job_id).state.name
+    except UnicronError:
+        state = "UNKNOWN"
+    # slurmctld forgets ended jobs after MinJobAge; then the journal's word is all there is.
+    return {**status, "job_id": job_id, "state": status["state"] if state == "UNKNOWN" else state}
 
 
 def _show(status: dict[str, Any]) -> None:
