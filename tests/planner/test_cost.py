@@ -11,7 +11,7 @@ from tests.planner.brute import build
 from tests.planner.works import MACHINE, nodes, small_work
 from unicron_hpc.errors import PlanError
 from unicron_hpc.planner.calibrate import Measured, calibrate
-from unicron_hpc.planner.cost import model_flops, parameters, predict, ring, stage_costs
+from unicron_hpc.planner.cost import _replica_memory, model_flops, parameters, predict, ring, stage_costs
 from unicron_hpc.planner.hardware import hardware, known
 from unicron_hpc.planner.search import search
 from unicron_hpc.planner.work import NodeSlots
@@ -199,3 +199,13 @@ def test_a_layout_that_only_a_distributed_optimizer_fits_in_memory_is_found():
     assert found.prediction.memory_bytes <= found.prediction.memory_limit
     without = search(replace(flat, distributed_optimizer=False), nodes(4))
     assert max(len(r.stages) for r in without.layout.replicas) > 1
+
+
+def test_activations_count_for_as_many_micro_batches_as_a_replica_has():
+    work = small_work()
+    deep = [build(work, [(2, 2), (4,)], [share, 4 - share], nodes(3)) for share in (1, 2, 3)]
+    flat = predict(build(work, [(4,)], [4], nodes(1)), work).memory_bytes
+    costs = stage_costs(work, 1, 2, 1)
+    one, two, three = (_replica_memory(layout.replicas[0], work, costs, 2)[0] for layout in deep)
+    assert one < two == three
+    assert one < flat

@@ -6,11 +6,11 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.planner.brute import compositions
-from unicron_hpc.planner.replicas import Options, fastest_mix, lower_bound, shares
+from unicron_hpc.planner.replicas import Options, fastest_mix, knapsack, limited_knapsack, lower_bound, shares
 
 times = st.sampled_from([0.5, 1.0, 1.7, 3.0, 4.2, 9.0, float("inf")])
 
@@ -66,3 +66,17 @@ def test_a_faster_replica_gets_more_micro_batches():
 def test_more_replicas_than_micro_batches_are_refused():
     with pytest.raises(ValueError, match="2 micro-batches for 3 replicas"):
         shares([1.0], [1.0], [3], 2)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.integers(1, 8), st.integers(1, 4))
+@example([0, 1, 2], 3, 3)
+def test_the_knapsack_is_filled_best(values, groups, replicas):
+    def best(left, items):
+        if items == 0:
+            return 0
+        return max([0] + [v + best(left - p, items - 1) for p, v in enumerate(values, start=1) if p <= left])
+
+    table = np.array(values)
+    assert knapsack(table, groups)[-1] == best(groups, groups)
+    assert limited_knapsack(table, groups, replicas)[-1, -1] == best(groups, replicas)

@@ -134,3 +134,22 @@ def test_2048_nodes_of_8_get_a_legal_layout_near_the_bound():
     legal.check(choice.layout, work)
     part = scope(work, 8, 1, bench(nodes(2048, slots=8), 8))
     assert choice.candidate.seconds <= 1.25 * equal.bound(part, part.depths())
+
+
+def test_few_micro_batches_in_flight_leave_room_for_more_layers():
+    # Each of two pipelines has one micro-batch; with two in flight its first stage would not fit.
+    machine = replace(
+        small_work().hardware, flops=1e10, memory_bytes=6e6, memory_bandwidth=1e9, inter_bandwidth=1e8
+    )
+    work = small_work(vocab_size=1024, global_batch_size=4, tied=False, hardware=machine)
+    every = [found.iteration_seconds for _, found in all_layouts(work, nodes(4))]
+    choice = search(work, nodes(4))
+    assert choice.prediction.iteration_seconds == pytest.approx(min(every), rel=1e-9)
+    assert [r.micro_batches for r in choice.layout.replicas] == [1, 1]
+
+
+def test_fewer_micro_batches_than_groups_of_unequal_nodes_leave_some_idle():
+    mine = [NodeSlots("a", 1), NodeSlots("b", 1), NodeSlots("slow", 1, 1.5)]
+    choice = search(small_work(global_batch_size=2), mine)
+    assert sum(r.micro_batches for r in choice.layout.replicas) == 1
+    assert "slow" in choice.idle_nodes

@@ -14,6 +14,7 @@ from tests.planner.works import MACHINE, nodes, small_work
 from unicron_hpc.errors import PlanError
 from unicron_hpc.planner.curves import throughput
 from unicron_hpc.planner.deal import deal, giving_order
+from unicron_hpc.planner.hardware import hardware
 from unicron_hpc.planner.search import best_layout, search
 from unicron_hpc.planner.situation import Rewards, Situation, Standing, check_minimums
 from unicron_hpc.planner.table import Event, Planner, Table
@@ -225,3 +226,24 @@ class TestTable:
         table = Table(self.now())
         with pytest.raises(PlanError, match="no node 'zz'"):
             table.planner.loss(["zz"])
+
+
+def test_a_long_curve_knows_pipelines_of_different_depth():
+    # 39 nodes: equal pipelines alone would be five percent slower.
+    work = small_work(
+        num_layers=96,
+        hidden_size=12288,
+        num_attention_heads=96,
+        seq_length=2048,
+        vocab_size=51200,
+        global_batch_size=3072,
+        micro_batch_size=1,
+        tensor=8,
+        parameter_bytes=2,
+        optimizer_bytes=12,
+        activation_bytes=2,
+        recompute="selective",
+        hardware=hardware("a100-80gb"),
+    )
+    best = search(work, nodes(39, slots=8)).candidate.seconds
+    assert throughput(work, 64, 8).seconds[39] <= best * 1.035
