@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +29,8 @@ from unicron_hpc.supervisor.zygote_messages import (
 
 log = logging.getLogger(__name__)
 
+#: How long a killed process may take to be gone, in seconds; one that hangs in a device driver never is.
+REAP_LIMIT = 1.0
 #: How long a dead rank's exit status may take to come from the zygote, in seconds.
 STATUS_GRACE = 0.5
 
@@ -83,6 +87,7 @@ class Zygote:
         self._socket: socket.socket | None = None
         self._requests: dict[int, tuple[asyncio.Future[RankProcess], socket.socket]] = {}
         self._children: dict[int, RankProcess] = {}
+        self._collecting: set[asyncio.Task[None]] = set()
         self._next_request = 0
         self._starts = 0
         self._closed = False
@@ -145,11 +150,11 @@ class Zygote:
         self._drop_socket()
         if self._process:
             self._process.kill()
-            self._process.wait(timeout=10)
+            _ends_within(REAP_LIMIT, lambda: self._process is None or self._process.poll() is not None)
         for child in self._children.values():
             # Adopted now (subreaper), so they are ours to reap.
-            with contextlib.suppress(ChildProcessError, OSError):
-                os.waitpid(child.pid, 0)
+            if not _ends_within(REAP_LIMIT, functools.partial(_reaped, child.pid)):
+                log.error("rank %d does not end although it was killed", child.pid)
 
     def _dead(self) -> UnicronError:
         return UnicronError(
@@ -208,7 +213,9 @@ class Zygote:
 
     def _on_death(self, child: RankProcess) -> None:
         asyncio.get_running_loop().remove_reader(child.pidfd)
-        asyncio.get_running_loop().create_task(self._collect(child))
+        task = asyncio.get_running_loop().create_task(self._collect(child))
+        self._collecting.add(task)
+        task.add_done_callback(self._collecting.discard)
 
     async def _collect(self, child: RankProcess) -> None:
         with contextlib.suppress(TimeoutError):
@@ -226,10 +233,31 @@ class Zygote:
     def _on_zygote_death(self) -> None:
         self.warm = False
         self._drop_socket()
-        code = self._process.wait() if self._process else None
+        process = self._process
+        if process and not _ends_within(REAP_LIMIT, lambda: process.poll() is not None):
+            process.kill()
+        code = process.poll() if process else None
         self._refuse_requests()
         if self._closed:
             return
         log.error("zygote ended with %s; see %s", code, self._log_path)
         if self._starts < self.MAX_STARTS:
             self.start()
+
+
+def _ends_within(seconds: float, ended: Callable[[], bool]) -> bool:
+    """Whether something ends within a short time, during which the agent does nothing else."""
+    deadline = time.monotonic() + seconds
+    while not ended():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def _reaped(pid: int) -> bool:
+    """Whether a child is gone; takes its status if it is just ending."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
