@@ -16,6 +16,9 @@ log = logging.getLogger(__name__)
 EXIT_MINORITY = 76
 #: Seconds between two questions to slurmctld.
 ASK_INTERVAL = 2.0
+#: Seconds without a tie after which slurmctld's answer is forgotten: a lost node may be back by the next one.
+#: Nodes go silent one by one, so that the same tie may come and go within a heartbeat or two.
+ANSWER_LASTS = 5.0
 
 
 class Right(enum.Enum):
@@ -62,6 +65,7 @@ class Quorum:
         self._dead: frozenset[str] = frozenset()
         self._question: asyncio.Task[None] | None = None
         self._asked_at = 0.0
+        self._tied_at = 0.0
 
     @property
     def short(self) -> bool:
@@ -78,6 +82,10 @@ class Quorum:
         missing = self.committed - set(left)
         here = self.committed & set(left)
         judged = verdict(len(here), len(self.committed))
+        if judged is Verdict.TIED:
+            if now - self._tied_at > ANSWER_LASTS:
+                self._dead = frozenset()  # that was about another tie
+            self._tied_at = now
         witnessed = judged is Verdict.TIED and missing <= self._dead
         if judged is Verdict.WON or witnessed or self._one_machine:
             self._since = None
@@ -100,12 +108,14 @@ class Quorum:
             self._question.cancel()
 
     async def _ask(self, missing: list[str]) -> None:
-        begun = time.monotonic()
-        if await asyncio.to_thread(self._witness, missing):
-            self._dead = frozenset(missing)
+        begun, members = time.monotonic(), self.committed
+        lost = await asyncio.to_thread(self._witness, missing)
+        if members is not self.committed:
+            return  # a decision was made meanwhile: who took part in it lives
+        self._dead = frozenset(missing) if lost else frozenset()
         log.info(
             "slurmctld on %s: %s (%.1f s)",
             ",".join(missing),
-            "lost" if self._dead else "not known to be lost",
+            "lost" if lost else "not known to be lost",
             time.monotonic() - begun,
         )
