@@ -160,7 +160,7 @@ class TestTheRun:
     def test_is_shown_by_the_status_command(self, faulted: ThreeFaults) -> None:
         told = status_command(faulted.job)
         assert told["job_id"] == faulted.job.job_id
-        assert (told["state"], told["iteration"]) == ("finished", ITERATIONS)
+        assert (told["state"], told["iteration"]) == ("COMPLETED", ITERATIONS)
         assert told["nodes"] == status(faulted.job)["nodes"]
 
     def test_trains_every_iteration_once(self, faulted: ThreeFaults) -> None:
