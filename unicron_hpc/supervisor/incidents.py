@@ -30,6 +30,7 @@ class Incidents:
         self._state = state
         self._hub = hub
         self._recovery = recovery
+        self._settled = 0
 
     def add(self, evidence: Evidence) -> None:
         """Add to the open incident, or open one."""
@@ -41,9 +42,15 @@ class Incidents:
             self._note(evidence)
 
     def settle(self) -> None:
-        """Everybody has been heard. If nobody knows why a connection broke, that is the fault itself."""
+        """Everybody has been heard. If nobody knows why a connection broke, that is the fault itself.
+
+        It is told once, however many attempts the incident takes.
+        """
         incident = self._state.incident
-        if incident and incident.evidence and all(e.finding.collateral for e in incident.evidence):
+        if incident is None or not incident.evidence or incident.number == self._settled:
+            return
+        if all(evidence.finding.collateral for evidence in incident.evidence):
+            self._settled = incident.number
             self._note(incident.evidence[0])
 
     def try_again(self) -> tuple[str, str] | None:
