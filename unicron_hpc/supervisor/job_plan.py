@@ -93,19 +93,23 @@ class JobPlan:
         """
         if len(self.works) == 1:
             self.nodes = {name: tuple(alive[: self._active]) for name in self.works}
+            self._free_depths()
             return self.nodes
-        situation = self._situation(alive, {})
+        situation = self._situation(alive, {}, {n: _with_its_depth(w, alive) for n, w in self.works.items()})
         check_minimums(situation.tasks, situation.capacity)
         planner = Planner(situation)
         event = Event(launched=tuple(sorted(self.works)))
         counts = {name: task.nodes for name, task in planner.plan(event).tasks.items()}
         self.nodes = {**self.nodes, **planner.deal(event, counts, ())}
+        self._free_depths()
         return self.nodes
 
     def adopt(self, nodes: Mapping[str, Collection[str]], alive: Sequence[NodeSlots]) -> None:
         """Take over a predecessor's decision."""
         here = {node.name: node for node in alive}
         self.nodes = {name: tuple(here[n] for n in nodes.get(name, ()) if n in here) for name in self.works}
+        if any(self.nodes.values()):
+            self._free_depths()
 
     def after_loss(
         self, lost: Collection[str], alive: Sequence[NodeSlots], layouts: Mapping[str, Layout]
@@ -193,6 +197,10 @@ class JobPlan:
         self._table = prepared.table
         return True
 
+    def _free_depths(self) -> None:
+        """Tasks have started: one that waits and begins again may do so on fewer nodes than at first."""
+        self.works = {name: replace(work, pipeline=None) for name, work in self.works.items()}
+
     def _replan(
         self,
         event_of: Callable[[Planner], Event],
@@ -239,3 +247,9 @@ class JobPlan:
             held = tuple(node.name for node in self.nodes[name])
             tasks.append(Standing(work=work, nodes=held, curve=curve, layout=layout))
         return Situation(tasks=tuple(tasks), nodes={node.name: node for node in alive}, active=self._active)
+
+
+def _with_its_depth(work: TaskWork, nodes: Sequence[NodeSlots]) -> TaskWork:
+    """The task with as many nodes for the start as the pipeline needs that the user asks for."""
+    groups = max((node.slots for node in nodes), default=1) // (work.tensor or 1)
+    return replace(work, min_nodes=max(work.min_nodes, -(-(work.pipeline or 1) // max(groups, 1))))
