@@ -249,7 +249,7 @@ class Agent:
                 self._leader_heard += stalled
                 if self._coordinator:
                     self._coordinator.stalled(stalled)
-            if not self._transport.knows(self._leader) or self._coordinator:
+            if not self._transport.knows(self._leader):
                 found = directory.addresses(self.run_folder)
                 self._transport.learn({n: a for n, a in found.items() if n != self.node})
             if self._snapshot is None:
@@ -364,7 +364,7 @@ class Agent:
             predecessor=predecessor,
             post=self._post,
             forget=self._transport.forget,
-            addresses=lambda: directory.addresses(self.run_folder),
+            learn=self._transport.learn,
             witness=lambda absent: (
                 this_node_is_well(self.allocation, self.node) and missing_are_down(self.allocation, absent)
             ),

@@ -60,8 +60,8 @@ class Coordinator:
         Sends a message to a node's agent.
     forget
         Drops the connection to a lost node.
-    addresses
-        Reads where agents listen.
+    learn
+        Takes where agents listen.
     witness
         Asks slurmctld whether these nodes are lost to it, and this one is not (blocks; used in a thread).
     """
@@ -77,7 +77,7 @@ class Coordinator:
         predecessor: str | None,
         post: Callable[[str, Body], None],
         forget: Callable[[str], None],
-        addresses: Callable[[], Mapping[str, str]],
+        learn: Callable[[Mapping[str, str]], None],
         witness: Callable[[Sequence[str]], bool],
     ) -> None:
         self.journal = Journal(run_folder)
@@ -90,7 +90,7 @@ class Coordinator:
         self._predecessor = predecessor
         self._post = post
         self._forget = forget
-        self._addresses = addresses
+        self._learn = learn
         self._members = Members(allocation.nodes, allocation.active)
         self._drains = Drains(allocation, self.journal, settings.recovery.drain)
         self._epoch = snapshot.epoch if snapshot else 0
@@ -283,6 +283,7 @@ class Coordinator:
     def _on_join(self, node: Node, join: Join) -> None:
         first = not node.joined or node.agent_pid != join.agent_pid
         self._office.heard(node.name)
+        self._learn({node.name: join.address})
         node.address, node.agent_pid, node.slots = join.address, join.agent_pid, join.slots
         node.heard = time.monotonic()
         node.warm = join.warm
@@ -307,8 +308,9 @@ class Coordinator:
 
     def _dismiss(self, node: Node, body: Join | Heartbeat) -> None:
         """A node that was taken out speaks again: its ranks are of an old epoch, its agent shall end."""
-        address = body.address if isinstance(body, Join) else self._addresses().get(node.name, "")
+        address = body.address if isinstance(body, Join) else node.address
         if address and not self._over:
+            self._learn({node.name: address})  # forgotten when it was lost
             self._post(node.name, self._job_snapshot())
             self._post(node.name, Finish(3, f"{node.name} was taken out of the job while it was silent"))
 
