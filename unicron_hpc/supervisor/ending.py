@@ -81,8 +81,8 @@ class Ending:
             write_summary(
                 self._run_folder, state=state, exit_code=exit_code, cause=cause, started=self._started
             )
-        except OSError:
-            log.exception("no summary could be written")  # the agents must still be sent home
+        except Exception:  # also for a damaged record in the run folder: the agents must still be sent home
+            log.exception("no summary could be written")
         for node in self._members:
             if node.role is not Role.LOST and node.joined and node.name != self._node:
                 self._post(node.name, Finish(exit_code, cause or state))
