@@ -98,7 +98,7 @@ print(run_step(sys.argv[2:], Path(sys.argv[1]), {}).state, flush=True)
 
 def test_a_signal_is_passed_on_and_the_run_ends_as_its_coordinator_says(tmp_path: Path) -> None:
     then = (
-        "signal.signal(signal.SIGTERM, lambda *_: (end('cancelled', 1), sys.exit(1)))\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: (end('cancelled', 1), sys.exit(1)))\n"
         "(folder / 'up').touch()\nwhile True: signal.pause()"
     )
     process = subprocess.Popen(

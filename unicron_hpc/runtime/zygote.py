@@ -46,8 +46,8 @@ def serve(agent: socket.socket, rank_main: RankMain, import_seconds: float) -> N
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     # The agent decides when its zygote ends; a terminal's or Slurm's signal to the group must not.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     _tell(agent, ZygoteReady(import_seconds))
     while True:
         readable, _, _ = select.select([agent.fileno(), wake_read], [], [])

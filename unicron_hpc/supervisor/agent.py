@@ -99,7 +99,8 @@ class Agent:
         """Work until the run is over; returns the exit code."""
         loop = asyncio.get_running_loop()
         self._finish = loop.create_future()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        # Slurm's own SIGTERM, and the batch process's word, which srun passes on only as SIGUSR1.
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             loop.add_signal_handler(number, self._on_signal, number)
         await self._transport.start()
         self._transport.learn({self.node: self._transport.address})

@@ -102,8 +102,8 @@ def run_step(command: Sequence[str], run_folder: Path, environment: Mapping[str,
     )
 
     def forward(number: int, frame: FrameType | None) -> None:
-        # The agents get the signal through srun; the coordinator among them ends the run.
-        process.send_signal(number)
+        # On SIGTERM srun kills all tasks; SIGUSR1 it passes on to the agents, whose coordinator ends the run.
+        process.send_signal(signal.SIGUSR1)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, forward)

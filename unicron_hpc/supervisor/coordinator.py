@@ -363,21 +363,26 @@ class Coordinator:
 
     def _look_for_lost(self, now: float) -> None:
         """Take silent nodes out, if those that are left may decide without them."""
-        silent = self._members.silent(now, self._settings.recovery.node_timeout)
-        silent = [node for node in silent if node.name != self._node]
-        # Who is about to be silent counts as missing already: a cut network shows node by node.
-        nearly = self._settings.recovery.node_timeout - 1.5 * self._settings.recovery.heartbeat_interval
-        quiet = {node.name for node in self._members.silent(now, nearly)} if silent else set()
-        left = {node.name for node in self._members.alive()} - (quiet - {self._node})
-        match self._quorum.judge(left, now):
+        recovery = self._settings.recovery
+        silent = self._others_silent(now, recovery.node_timeout)
+        here = {node.name for node in self._members.alive()}
+        match self._quorum.judge(here - silent.keys(), now):
             case Right.GO_ON:
-                if silent:
-                    self._lose({node.name: silence(node, now) for node in silent})
+                # A cut network shows node by node: who is about to be silent might take the majority along.
+                nearly = self._others_silent(now, recovery.node_timeout - 1.5 * recovery.heartbeat_interval)
+                if silent and self._quorum.enough(here - nearly.keys()):
+                    self._lose({name: silence(node, now) for name, node in silent.items()})
+                for task in self._tasks.values():
+                    task.resume()
             case Right.STOP:
                 for task in self._tasks.values():
                     task.suspend()
             case Right.GIVE_UP:
-                self._desert(f"only {len(left)} of {len(self._quorum.committed)} nodes are in contact")
+                here_now = len(here) - len(silent)
+                self._desert(f"only {here_now} of {len(self._quorum.committed)} nodes are in contact")
+
+    def _others_silent(self, now: float, timeout: float) -> dict[str, Node]:
+        return {n.name: n for n in self._members.silent(now, timeout) if n.name != self._node}
 
     def _desert(self, reason: str) -> None:
         """This side may not decide any more: end without a word in the run folder."""

@@ -79,15 +79,12 @@ class Quorum:
 
     def judge(self, left: Collection[str], now: float) -> Right:
         """What the members in `left` may do; asks slurmctld in the background where it matters."""
-        missing = self.committed - set(left)
-        here = self.committed & set(left)
-        judged = verdict(len(here), len(self.committed))
+        missing, judged = self._count(left)
         if judged is Verdict.TIED:
             if now - self._tied_at > ANSWER_LASTS:
                 self._dead = frozenset()  # that was about another tie
             self._tied_at = now
-        witnessed = judged is Verdict.TIED and missing <= self._dead
-        if judged is Verdict.WON or witnessed or self._one_machine:
+        if self.enough(left):
             self._since = None
             return Right.GO_ON
         if (
@@ -101,6 +98,16 @@ class Quorum:
             self._since = now
             return Right.STOP
         return Right.GIVE_UP if now - self._since > self._limit else Right.WAIT
+
+    def enough(self, left: Collection[str]) -> bool:
+        """Whether the members in `left` may decide, as far as is known now."""
+        missing, judged = self._count(left)
+        witnessed = judged is Verdict.TIED and missing <= self._dead
+        return judged is Verdict.WON or witnessed or self._one_machine
+
+    def _count(self, left: Collection[str]) -> tuple[frozenset[str], Verdict]:
+        here = self.committed & set(left)
+        return self.committed - here, verdict(len(here), len(self.committed))
 
     def close(self) -> None:
         """Ask no more."""

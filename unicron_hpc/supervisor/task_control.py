@@ -67,6 +67,7 @@ class TaskControl:
         self._progress = Progress(recovery.iteration_failure_factor, recovery.iteration_failure_floor)
         self._incidents = Incidents(self._state, hub, recovery)
         self._pace = Pace()
+        self._suspended = False
         self._transition: Transition | None = None
         self._running: asyncio.Task[None] | None = None
         self._sections: set[Seat] = set()
@@ -176,9 +177,23 @@ class TaskControl:
             self._running.cancel()
 
     def suspend(self) -> None:
-        """Have all ranks stop where they are; the next transition lets them go on."""
-        for process in self._state.seats:
-            self._hub.tell(process.address, Cut(self._state.epoch + 1))
+        """Have all ranks stop where they are; nothing is decided until `resume`."""
+        state = self._state
+        if state.finished or state.layout is None:
+            return
+        if self._running:
+            self._running.cancel()
+        self._progress.pause()
+        state.store.close("this side may not go on by itself")
+        state.epoch = self._hub.next_epoch()
+        self._suspended = True
+        for process in state.seats:
+            self._hub.tell(process.address, Cut(state.epoch))
+
+    def resume(self) -> None:
+        """Decisions count again: go on, in a new epoch."""
+        if self._suspended and not self.in_transition:
+            self._begin_transition()
 
     def shift(self, seconds: float) -> None:
         """The coordinator itself did not run for that long."""
@@ -371,6 +386,7 @@ class TaskControl:
             return
         if self._running:
             self._running.cancel()
+        self._suspended = False
         self._progress.pause()
         state.store.close("a new epoch begins")
         state.epoch = self._hub.next_epoch()
