@@ -20,6 +20,8 @@ STEPS = (
     "transition",  # from the first sign to the epoch that runs: all of the above but the detection
     "to_commit",  # from the fault to the first iteration computed and committed afterwards
 )
+#: How much later than the agent this process may see a death, in seconds.
+SLACK = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +72,13 @@ def healed(events: Sequence[Record], metrics: Sequence[Record], epoch: int, died
     commit = first_after(metrics, epoch, died)
     if commit is None:
         raise BenchError(f"no iteration was committed after {what}")
-    # A fault's sign may be journalled a moment before its last process is seen dead from here.
-    after = [event for event in events if event["epoch"] >= epoch and event["time"] > died - 1.0]
-    until_commit = [event for event in after if event["time"] <= commit["time"]]
-    signs = [event for event in until_commit if event["type"] in ("fault_detected", "agent_lost")]
-    transitions = [event for event in until_commit if event["type"] == "transition_finished"]
-    plans = [event for event in until_commit if event["type"] == "plan_chosen"]
-    begun = [event for event in until_commit if event["type"] == "transition_started"]
+    until = [event for event in events if event["time"] <= commit["time"]]
+    # The sign may be journalled a moment before the death is seen from here.
+    signs = [e for e in until if e["type"] in ("fault_detected", "agent_lost") and e["time"] > died - SLACK]
+    later = [event for event in until if event["epoch"] > epoch]
+    transitions = [event for event in later if event["type"] == "transition_finished"]
+    plans = [event for event in later if event["type"] == "plan_chosen"]
+    begun = [event for event in later if event["type"] == "transition_started"]
     if not (signs and transitions and plans and begun):
         raise BenchError(f"the journal does not show how {what} was recovered from")
     last = transitions[-1]

@@ -52,7 +52,7 @@ class Place(Protocol):
         ...
 
     def restore(self) -> None:
-        """Bring dead nodes back."""
+        """Have all nodes back, and nothing else: what earlier runs wrote may be gone."""
         ...
 
     def close(self) -> None:
@@ -73,9 +73,13 @@ class Slurm:
 
     def __init__(self, nodes: int) -> None:
         self._cluster = Cluster(f"b{os.getpid()}")
+        self._nodes = nodes
         self._jobs: dict[Path, str] = {}
+        self._up()
+
+    def _up(self) -> None:
         try:
-            self._cluster.up(nodes=nodes)
+            self._cluster.up(nodes=self._nodes)
         except BaseException:
             self._cluster.down()
             raise
@@ -87,7 +91,6 @@ class Slurm:
         return run
 
     def end(self, run: Watched) -> None:
-        # Slurm itself goes on believing in the job as long as dead nodes have not answered; `restore` ends that.
         self._cluster.exec(["scancel", self._jobs[run.folder]], check=False)
         deadline = time.monotonic() + END_GRACE
         while not run.of_type("job_finished") and time.monotonic() < deadline:
@@ -103,7 +106,10 @@ class Slurm:
         return _dies(watch, self._cluster.command("kill-node", node))
 
     def restore(self) -> None:
-        self._cluster.reset()
+        # A new cluster is up in seconds. In the old one the step's first node stays COMPLETING for more than a
+        # minute, since its slurmstepd waits that long for word from those on dead nodes.
+        self._cluster.down()
+        self._up()
 
     def close(self) -> None:
         self._cluster.down()

@@ -60,6 +60,16 @@ class TestAFault:
     def test_takes_nothing_of_the_next_one(self) -> None:
         assert healed(NODE_LOSS, [commit(9, 102.7, 2)], 1, 100.0, "n2 killed").reason == "spare"
 
+    def test_takes_nothing_of_the_one_before(self) -> None:
+        before = [
+            event("fault_detected", 99.5, 1),
+            event("transition_started", 99.5, 1),
+            event("plan_chosen", 99.5, 1, reason="same seats"),
+            event("transition_finished", 99.6, 1, steps=STEPS, state_sources={"disk": 3}),
+        ]
+        found = healed([*before, *NODE_LOSS], [commit(9, 102.7, 2)], 1, 100.0, "n2 killed")
+        assert found == healed(NODE_LOSS, [commit(9, 102.7, 2)], 1, 100.0, "n2 killed")
+
     def test_adds_up_what_every_attempt_read_from_disk(self) -> None:
         first = event("transition_finished", 102.2, 2, steps=STEPS, state_sources={"disk": 5})
         found = healed([*NODE_LOSS[:3], first, NODE_LOSS[3]], [commit(9, 102.7, 2)], 1, 100.0, "n2 killed")
