@@ -121,7 +121,8 @@ class Inventory:
     ) -> int:
         made = 0
         for key, spec in needed.items():
-            if key not in self._states:
+            held = self._states.get(key)
+            if held is None or held.iteration != 0:  # what others have lost begins anew everywhere
                 state = initial_state(spec, config, seed, self._device)
                 keep(state)
                 made += _bytes(state)
