@@ -148,11 +148,14 @@ class TestWithoutTheBatchNode:
         return jobs
 
     def test_the_coordinator_ends_the_job_as_its_last_act(
-        self, tmp_path: Path, ended: list[tuple[str, int]]
+        self, tmp_path: Path, ended: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr(ending, "LEAVE_GRACE", 3600.0)
+
         async def work() -> None:
             run = Run(tmp_path, coordinator="n2")
             run.lose("n1")
+            run.heard("n2", time.monotonic() + 3600)  # its own agent speaks until the end
             run.heard("n3", time.monotonic() - 60)
             run.end(1, "failed", "out of memory")
             await run.over.wait()

@@ -46,6 +46,13 @@ def test_what_counts_is_the_median_of_the_latest(seconds: list[float]) -> None:
     assert measured.seconds == statistics.median(seconds[-MOST:])
 
 
+def test_old_iterations_are_forgotten() -> None:
+    pace = Pace()
+    run(pace, *[1.0] * (WARM_UP + MOST), *[2.0] * MOST)
+    (measured,) = pace.measured()
+    assert measured.seconds == 2.0
+
+
 def test_layouts_are_told_apart_by_shape_and_each_warms_up() -> None:
     pace = Pace()
     run(pace, *[9.0] * WARM_UP, *[1.0] * LEAST, layout=DEEP)

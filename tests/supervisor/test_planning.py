@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class Task:
         self.name = work.name
         self.nodes: tuple[NodeSlots, ...] = ()
         self.layout: Layout | None = None
+        self.candidate: Candidate | None = None
         self.finished = False
         self.measured: Sequence[Measured] = ()
 
@@ -57,7 +58,7 @@ class Task:
     ) -> None:
         self._told.append(("assign", self.name, (len(nodes), from_table, evidence)))
         planned = [node.name for node in self.nodes]
-        self.nodes = nodes
+        self.nodes, self.candidate = nodes, candidate
         if nodes:
             self.layout = choose_layout(self.work, self.layout, nodes, planned, {}, candidate).layout
 
@@ -84,6 +85,7 @@ class Job:
         self.told: list[tuple[str, str, Any]] = []
         self.tasks = {name: Task(work, self.told) for name, work in WORKS.items()}
         self.asked = 0
+        self.together: Sequence[Collection[str]] = ()
         self.planning = Planning(
             self.tasks,  # type: ignore[arg-type]
             WORKS,
@@ -95,7 +97,7 @@ class Job:
 
     def domains(self) -> Sequence[Collection[str]]:
         self.asked += 1
-        return ()
+        return self.together
 
     def lose(self, name: str) -> None:
         node = self.members.get(name)
@@ -184,6 +186,7 @@ def test_with_plans_made_ahead_there_is_no_miss_and_tasks_know_it(tmp_path: Path
         assert len(job.events("plans_ready")) == 1
         job.lose(job.tasks["heavy"].nodes[1].name)
         assert all(what[1] for what in job.assigned().values())
+        assert job.tasks["light"].candidate is not None  # one node less: how to run on it is known
         await job.refresh()
         job.tasks["light"].finished = True
         job.told.clear()
@@ -216,12 +219,15 @@ def test_plans_of_a_situation_that_is_over_are_made_again_before_they_count(tmp_
         job.planning.begin()
         entered, go_on = threading.Event(), threading.Event()
 
-        def slow() -> Sequence[Collection[str]]:
-            entered.set()
-            assert go_on.wait(30)
-            return ()
+        class Slow(list[Collection[str]]):
+            """Nodes that fail together, read while the plans are made."""
 
-        job.planning._ask_domains = slow
+            def __iter__(self) -> Iterator[Collection[str]]:
+                entered.set()
+                assert go_on.wait(30)
+                return iter(())
+
+        job.together = Slow()
         job.planning.refresh(3)
         await asyncio.to_thread(entered.wait, 30)
         job.lose(job.tasks["heavy"].nodes[1].name)  # while the plans are made

@@ -182,6 +182,17 @@ def test_an_answer_counts_for_the_tie_that_it_was_asked_for_and_not_for_a_later_
     within(work())
 
 
+def test_an_answer_about_some_of_the_missing_is_none_about_all_of_them() -> None:
+    async def work() -> None:
+        quorum = on_slurm(Slurmctld("n3", "n4"))
+        quorum.judge(["n1", "n2"], NOW)
+        await answered()
+        assert quorum.judge(["n1", "n3"], NOW + 0.1) is Right.WAIT  # n4 is dead, n2 may decide elsewhere
+        assert quorum.judge(["n1", "n2"], NOW + 0.2) is Right.GO_ON
+
+    within(work())
+
+
 def test_an_answer_outlasts_the_moments_in_which_the_last_nodes_go_silent() -> None:
     async def work() -> None:
         quorum = on_slurm(Slurmctld("n3", "n4"))
