@@ -106,7 +106,7 @@ class Slurm:
         return _dies(watch, self._cluster.command("kill-node", node))
 
     def restore(self) -> None:
-        # A new cluster is up in seconds. In the old one the step's first node stays COMPLETING for more than a
+        # A new cluster is up in seconds. In the old one the first node stays COMPLETING for more than a
         # minute, since its slurmstepd waits that long for word from those on dead nodes.
         self._cluster.down()
         self._up()
