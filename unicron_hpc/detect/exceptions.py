@@ -35,7 +35,8 @@ _TABLE: tuple[tuple[re.Pattern[str], Finding], ...] = tuple(
         (r"timed out|TimeoutError", Finding("timeout", Severity.SEV3, collateral=True)),
         (r"illegal memory access", Finding("illegal memory access", Severity.SEV2)),
         (r"CUDA error|CUDNN|cublas", Finding("CUDA error", Severity.SEV2)),
-        (r"^StateMismatch|digest", Finding("state from a peer does not check", Severity.SEV2)),
+        # SEV3: whoever notices holds sound state, and the next reports lead to a plan that fits it.
+        (r"^StateMismatch", Finding("state from a peer does not check", Severity.SEV3)),
         (
             r"^(AssertionError|TypeError|ValueError|KeyError|IndexError|AttributeError|NameError"
             r"|ImportError|ModuleNotFoundError|NotImplementedError|ZeroDivisionError|ConfigError)\b",

@@ -49,9 +49,7 @@ def units_of(position: Position, *, tied: bool, learned_positions: bool) -> tupl
     return tuple(units)
 
 
-def holders(
-    layout: Layout, *, tied: bool, learned_positions: bool
-) -> dict[tuple[str, int], tuple[int, ...]]:
+def holders(layout: Layout, *, tied: bool, learned_positions: bool) -> dict[tuple[str, int], tuple[int, ...]]:
     """For each (unit, tensor index): the ranks that hold it, ascending.
 
     Gradients of a unit are summed over exactly these ranks, which also makes them each other's peers.

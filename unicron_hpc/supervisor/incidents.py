@@ -6,6 +6,7 @@ import logging
 import time
 
 from unicron_hpc.config import RecoverySettings
+from unicron_hpc.detect.severity import Finding, Severity
 from unicron_hpc.supervisor.hub import Hub
 from unicron_hpc.supervisor.incident import Evidence, Incident
 from unicron_hpc.supervisor.task_state import TaskState
@@ -41,6 +42,21 @@ class Incidents:
         if not evidence.finding.collateral:
             self._note(evidence)
 
+    def level(self, finding: Finding, node: str, rank: int | None) -> Severity:
+        """The severity to act on: one level up where the same action has failed too often by now."""
+        incident = self._state.incident
+        before = 0
+        if incident is not None:
+            same = (finding.error, node, rank)
+            before = sum(1 for e in incident.evidence if (e.finding.error, e.node, e.rank) == same)
+        if (
+            finding.severity is Severity.SEV3
+            and not finding.collateral
+            and before > self._recovery.max_retries
+        ):
+            return Severity.SEV2
+        return finding.severity
+
     def settle(self) -> None:
         """Everybody has been heard. If nobody knows why a connection broke, that is the fault itself.
 
@@ -65,9 +81,9 @@ class Incidents:
         if incident is None:
             return None
         incident.attempts += 1
-        # `max_retries` + 1 on each of two levels; every further lost node or rank counts anew.
-        causes = sum(1 for evidence in incident.evidence if not evidence.finding.collateral)
-        if incident.attempts <= (self._recovery.max_retries + 1) * 2 + causes:
+        # `max_retries` + 1 on each of two levels; every further node or rank that fails counts anew.
+        places = {(e.node, e.rank) for e in incident.evidence if not e.finding.collateral}
+        if incident.attempts <= (self._recovery.max_retries + 1) * 2 + len(places):
             return None
         cause = incident.cause()
         return (

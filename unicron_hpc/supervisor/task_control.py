@@ -351,14 +351,17 @@ class TaskControl:
             return  # of an epoch that is over
         finding = explain_exception(fault.error)
         rank = state.rank_of(seat)
-        if finding.severity is Severity.SEV2:
+        level = self._incidents.level(finding, seat.node, rank)
+        if level is Severity.SEV2:
             # The process cannot be trusted any more: it is replaced as if it had ended.
             state.restarts[seat] += 1
             state.seats.remove(seat)
             self._hub.stop_rank(process.address)
         text = fault.error if finding.collateral else fault.traceback
         self._fault(Evidence(finding, Method.EXCEPTION, seat.node, rank, text, when))
-        if state.restarts[seat] > self._recovery.max_restarts_per_rank:
+        if level is Severity.SEV1:
+            self._hub.node_is_bad(seat.node, f"rank {rank}: {fault.error}")
+        elif state.restarts[seat] > self._recovery.max_restarts_per_rank:
             failed = f"rank {rank} failed {state.restarts[seat]} times: {fault.error}"
             self._hub.node_is_bad(seat.node, failed)
 
