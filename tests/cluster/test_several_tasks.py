@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +18,8 @@ from .run import Event, worst_difference
 
 pytestmark = pytest.mark.cluster
 
-#: Iterations of each task; the light one's are cheap, so that it ends well before the heavy one.
-ITERATIONS = {"heavy": 130, "light": 110}
+#: Iterations of each task: both train for a while after the loss, and one ends well before the other.
+ITERATIONS = {"heavy": 240, "light": 160}
 #: Iteration of the heavy task at which its node dies.
 NODE_DIES_AT = 6
 NODES = 5
@@ -28,7 +29,7 @@ MODEL = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "seq_leng
 
 def tasks(light_stages: int) -> list[dict[str, Any]]:
     """Return the two tasks: replicas of the whole model, and one pipeline without any replica."""
-    schedule = {"lr_decay_iters": 150, "pipeline_model_parallel_size": 1}
+    schedule = {"lr_decay_iters": 250, "pipeline_model_parallel_size": 1}
     heavy = {**schedule, "global_batch_size": 12, "train_iters": ITERATIONS["heavy"]}
     light = {
         **schedule,
@@ -59,7 +60,7 @@ def submit(cluster: Cluster, name: str, nodes: int, settings: Sequence[Mapping[s
     path = write_settings(cluster, name, slurm={"nodes": nodes, "time": 10}, model=MODEL)
     path.write_text(json.dumps({**json.loads(path.read_text()), "tasks": list(settings)}))
     told = json.loads(cluster.exec([SUBMIT, "--json", str(path)], env=ENVIRONMENT).stdout)
-    return Tasks(cluster, told["job_id"], cluster.shared_dir / told["run_dir"])
+    return Tasks(cluster, told["job_id"], Path(told["run_dir"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +171,10 @@ class TestALostNodeOfTheHeavyTask:
 
 class TestTheNodeThatChangesHands:
     def test_hands_over_the_state_that_it_alone_held(self, shared: Shared) -> None:
-        (pipeline,) = shared.begun["light"]["replicas"]  # nobody else had this node's layers
-        (kept,) = [stage for stage in pipeline["stages"] if shared.given not in str(stage)] or [None]
+        (pipeline,) = shared.begun["light"]["replicas"]
+        assert [shared.given] in [stage["nodes"] for stage in pipeline["stages"]]
         told = shared.transition(shared.moved["light"])
         assert [rank["node"] for rank in told["ranks"]] == shared.moved["light"]["nodes"]
-        assert kept is not None
         assert told["state_sources"]["peer"] > 0
         assert told["state_sources"]["disk"] == 0
         assert shared.job.events("state_lost") == []

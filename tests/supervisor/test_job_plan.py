@@ -19,7 +19,7 @@ from unicron_hpc.supervisor.job_plan import Change, JobPlan, Nodes
 from unicron_hpc.supervisor.layout_choice import choose_layout
 
 #: Each example searches the layouts of a whole job several times.
-fewer = settings(few, max_examples=15)
+fewer = settings(few, max_examples=10)
 #: Computing counts, not sending: every further node is worth something.
 BUSY = replace(MACHINE, flops=1e9)
 
@@ -325,7 +325,7 @@ def test_a_plan_from_the_table_is_the_plan_that_would_be_computed(
 
 
 @fewer
-@given(jobs(), st.integers(2, 5), st.integers(0, 2), st.booleans(), st.data())
+@given(jobs(), st.integers(2, 4), st.integers(0, 2), st.booleans(), st.data())
 def test_no_node_ever_belongs_to_two_tasks_or_to_none_that_lives(
     works: tuple[TaskWork, ...], active: int, spares: int, ahead: bool, data: st.DataObject
 ) -> None:
@@ -334,7 +334,7 @@ def test_no_node_ever_belongs_to_two_tasks_or_to_none_that_lives(
     except PlanError:
         assume(False)
         raise
-    for _ in range(3):
+    for _ in range(2):
         if ahead:
             job.prepare()
         lost = data.draw(st.sampled_from(sorted(names(job.alive))))
