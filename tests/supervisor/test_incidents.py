@@ -154,7 +154,7 @@ class TestTheBudget:
 
     @few
     @given(st.integers(0, 4), st.integers(0, 3), st.integers(0, 3))
-    def test_each_level_has_its_retries_and_each_cause_one_more(
+    def test_each_level_has_its_retries_and_each_place_one_more(
         self, tmp_path_factory: Any, retries: int, causes: int, collateral: int
     ) -> None:
         task = Task(tmp_path_factory.mktemp("budget"), max_retries=retries)
@@ -163,6 +163,13 @@ class TestTheBudget:
         for number in range(causes):
             task.see(KILLED, f"n{number}")
         assert task.attempts() == 2 * (retries + 1) + causes
+
+    def test_the_same_place_again_and_again_is_one(self, tmp_path: Path) -> None:
+        task = Task(tmp_path, max_retries=0)
+        for _ in range(5):
+            task.see(KILLED, "n1", 0)
+        task.see(KILLED, "n1", 1)
+        assert task.attempts() == 4
 
     def test_a_commit_gives_all_attempts_back(self, tmp_path: Path) -> None:
         task = Task(tmp_path)

@@ -160,6 +160,22 @@ def test_only_a_commit_changes_the_membership_that_is_counted() -> None:
     assert quorum.judge(["n1", "n2"], NOW) is Right.GO_ON  # two of three
 
 
+def test_whether_some_would_be_enough_is_told_without_asking_or_stopping() -> None:
+    async def work() -> None:
+        slurmctld = Slurmctld("n3", "n4")
+        quorum = on_slurm(slurmctld)
+        assert quorum.enough(["n1", "n2", "n3"])
+        assert not quorum.enough(["n1", "n2"])
+        assert not quorum.short
+        assert slurmctld.asked == []
+        quorum.judge(["n1", "n2"], NOW)
+        await answered()
+        assert quorum.enough(["n1", "n2"])
+        assert not quorum.enough(["n1"])
+
+    within(work())
+
+
 def test_who_is_no_member_does_not_count() -> None:
     quorum = on_slurm(Slurmctld())
     quorum.commit(["n1", "n2", "n3"])
