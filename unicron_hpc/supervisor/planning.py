@@ -51,6 +51,7 @@ class Planning:
         self._refreshing: asyncio.Task[None] | None = None
         self._stale = False
         self._misses = 0
+        self._epoch = 0
 
     def begin(self) -> None:
         """The first assignment.
@@ -93,10 +94,11 @@ class Planning:
 
     def refresh(self, epoch: int) -> None:
         """Make the plans for the next events anew, in the background."""
+        self._epoch = epoch
         if self._refreshing and not self._refreshing.done():
             self._stale = True
         else:
-            self._refreshing = asyncio.create_task(self._refresh(epoch), name="plans")
+            self._refreshing = asyncio.create_task(self._refresh(), name="plans")
 
     def close(self) -> None:
         """Make no more plans."""
@@ -117,7 +119,7 @@ class Planning:
                 evidence=hit.get(name),
             )
 
-    async def _refresh(self, epoch: int) -> None:
+    async def _refresh(self) -> None:
         while True:
             self._stale = False
             try:
@@ -138,7 +140,7 @@ class Planning:
                     self._tasks[name].use(work)
                 self._journal.write(
                     "plans_ready",
-                    epoch,
+                    self._epoch,
                     plans=len(prepared.table),
                     seconds=prepared.seconds,
                     prediction_error={

@@ -68,6 +68,7 @@ class TaskControl:
         self._incidents = Incidents(self._state, hub, recovery)
         self._pace = Pace()
         self._suspended = False
+        self._closed = False
         self._transition: Transition | None = None
         self._running: asyncio.Task[None] | None = None
         self._sections: set[Seat] = set()
@@ -125,6 +126,8 @@ class TaskControl:
         """
         state = self._state
         changed = {node.name for node in nodes} != {node.name for node in state.nodes}
+        if not changed and evidence is None:
+            return
         state.nodes, state.candidate, state.from_table = nodes, candidate, from_table
         if state.finished:
             return
@@ -132,7 +135,7 @@ class TaskControl:
             self._wait_for_nodes()
         elif evidence is not None:
             self._fault(evidence)
-        elif changed:
+        else:
             self._begin_transition()
 
     def keep(self, nodes: tuple[NodeSlots, ...]) -> None:
@@ -173,6 +176,7 @@ class TaskControl:
 
     def close(self) -> None:
         """Stop deciding (the run is over, or somebody else coordinates)."""
+        self._closed = True
         if self._running:
             self._running.cancel()
 
@@ -382,6 +386,8 @@ class TaskControl:
     # ------------------------------------------------------------ transitions
 
     def _begin_transition(self) -> None:
+        if self._closed:
+            return
         state = self._state
         hopeless = self._incidents.try_again()
         if hopeless:

@@ -96,8 +96,10 @@ class Transition:
         await self._gather()
         clock.lap("gather")
         resume = resume_point({p.address.seat: p.holdings for p in state.seats if p.holdings is not None})
+        # A fixed depth says how a training starts; on what is left later it may run otherwise.
+        started = state.running_epoch > 0
         choice = choose_layout(
-            state.work,
+            msgspec.structs.replace(state.work, pipeline=None) if started else state.work,
             state.layout,
             state.nodes,
             state.planned,

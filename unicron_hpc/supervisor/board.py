@@ -1,0 +1,289 @@
+"""The job as it stands: its nodes, its tasks, and what is decided about them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from unicron_hpc.config import Settings
+from unicron_hpc.detect.severity import Finding, Method, Severity
+from unicron_hpc.errors import PlanError
+from unicron_hpc.planner.from_settings import task_work
+from unicron_hpc.report.journal import Journal
+from unicron_hpc.supervisor.allocation import Allocation
+from unicron_hpc.supervisor.commit_log import CommitLog
+from unicron_hpc.supervisor.draining import Drains
+from unicron_hpc.supervisor.ending import Ending
+from unicron_hpc.supervisor.incident import Evidence
+from unicron_hpc.supervisor.losses import Losses
+from unicron_hpc.supervisor.members import Members
+from unicron_hpc.supervisor.messages import (
+    Body,
+    Finish,
+    JobSnapshot,
+    Role,
+    StartRank,
+    StopRank,
+    TellRank,
+)
+from unicron_hpc.supervisor.planning import Planning
+from unicron_hpc.supervisor.quorum import EXIT_MINORITY, Quorum, Right
+from unicron_hpc.supervisor.rank_messages import RankAddress, ToRank
+from unicron_hpc.supervisor.task_control import TaskControl
+from unicron_hpc.supervisor.witness import failure_domains
+
+log = logging.getLogger(__name__)
+
+
+class Board:
+    """Nodes and tasks of the job, and the decisions about them; what the tasks know as their `Hub`.
+
+    Parameters
+    ----------
+    run_folder, node, settings, allocation
+        As in the agent.
+    snapshot
+        What the coordinator before had decided; None at the start of the job.
+    post
+        Sends a message to a node's agent.
+    forget
+        Drops the connection to a lost node.
+    witness
+        Asks slurmctld whether these nodes are lost to it, and this one is not (blocks; used in a thread).
+    """
+
+    def __init__(
+        self,
+        *,
+        run_folder: Path,
+        node: str,
+        settings: Settings,
+        allocation: Allocation,
+        snapshot: JobSnapshot | None,
+        post: Callable[[str, Body], None],
+        forget: Callable[[str], None],
+        witness: Callable[[Sequence[str]], bool],
+    ) -> None:
+        self.journal = Journal(run_folder)
+        self.commits = CommitLog(run_folder)
+        self.members = Members(allocation.nodes, allocation.active)
+        self.node = node
+        self.over = False  # how the run ends is decided, or is not ours to decide any more
+        self.training = snapshot is not None and any(task.layout is not None for task in snapshot.tasks)
+        self.epoch = snapshot.epoch if snapshot else 0
+        self.data_ready: set[str] = {t.name for t in snapshot.tasks if t.data_ready} if snapshot else set()
+        self._recovery = settings.recovery
+        self._post = post
+        self._incidents = snapshot.incidents if snapshot else 0
+        self._started = snapshot.started if snapshot else time.time()
+        drains = Drains(allocation, self.journal, settings.recovery.drain)
+        self._drains = drains
+        self._ending = Ending(
+            run_folder=run_folder,
+            allocation=allocation,
+            members=self.members,
+            journal=self.journal,
+            drains=drains,
+            node=node,
+            post=post,
+            started=self._started,
+        )
+        self._quorum = Quorum(
+            allocation.nodes,
+            witness,
+            settings.recovery.quorum_timeout,
+            one_machine=not allocation.on_slurm,
+        )
+        self._losses = Losses(
+            node=node,
+            members=self.members,
+            quorum=self._quorum,
+            recovery=settings.recovery,
+            journal=self.journal,
+            drains=drains,
+            forget=forget,
+        )
+        works = {task.name: task_work(task, settings.slurm) for task in settings.task_list()}
+        self.tasks = {
+            task.name: TaskControl(task, works[task.name], settings.recovery, self)
+            for task in settings.task_list()
+        }
+        self._planning = Planning(
+            self.tasks,
+            works,
+            allocation.active,
+            self.members,
+            self.journal,
+            lambda: failure_domains(allocation),
+        )
+
+    def adopt(self, snapshot: JobSnapshot, now: float) -> None:
+        """Go on from what a predecessor had decided."""
+        self.members.adopt(snapshot.members, now)
+        for known in snapshot.tasks:
+            if known.name in self.tasks:
+                self.tasks[known.name].adopt(known)
+        self._planning.adopt(snapshot.tasks)
+
+    def close(self) -> None:
+        """Decide nothing any more; files are closed."""
+        self.over = True
+        for task in self.tasks.values():
+            task.close()
+        self._drains.close()
+        self._quorum.close()
+        self._planning.close()
+        self.commits.close()
+        self.journal.close()
+
+    @property
+    def may_decide(self) -> bool:
+        """Whether the nodes in contact are enough to decide."""
+        return not self.over and not self._quorum.short
+
+    # ------------------------------------------------------------ nodes
+
+    def begin(self, absent: Sequence[str]) -> None:
+        """Begin to train; nodes in `absent` never came.
+
+        Fewer than half of the allocation do not begin: the others might just be out of sight.
+        """
+        finding = Finding("agent did not start", Severity.SEV1)
+        self.lose({n: Evidence(finding, Method.NODE_HEALTH, n, None, "never joined") for n in absent})
+        self.training = True
+        here, everybody = len(self.members.alive()), sum(1 for _ in self.members)
+        if 2 * here < everybody:
+            self.fail(
+                f"only {here} of {everybody} agents started within recovery.startup_timeout",
+                "See logs/ in the run folder and the job's log for the other nodes.",
+            )
+        if not self.over:
+            self._quorum.commit(node.name for node in self.members.alive())
+            self._or_fail(self._planning.begin)
+
+    def lose(self, lost: Mapping[str, Evidence]) -> None:
+        """Take nodes out of the plan for good, and have the tasks move."""
+        left = self._losses.take_out(lost, self.epoch)
+        if left < self._recovery.min_nodes:
+            self.fail(
+                f"{left} nodes are left, recovery.min_nodes is {self._recovery.min_nodes}",
+                "Resubmit with `unicron-sbatch`: training goes on from the newest checkpoint.",
+            )
+        if self.training and not self.over:
+            self._or_fail(lambda: self._planning.after_loss(lost, self.epoch))
+            self.changed()
+
+    def _or_fail(self, decide: Callable[[], None]) -> None:
+        """Make a decision; where none is possible, the run ends with the reason."""
+        try:
+            decide()
+        except PlanError as error:
+            self.fail(error.message, error.hint)
+
+    def look_for_lost(self, now: float) -> None:
+        """Take silent nodes out, if those that are left may decide without them."""
+        right, lost = self._losses.look(now, deciding=self.training)
+        if lost:
+            self.lose(lost)
+        for task in self.tasks.values():
+            if right is Right.STOP:
+                task.suspend()
+            elif right is Right.GO_ON:
+                task.resume()
+        if right is Right.GIVE_UP:
+            left, committed = len(self.members.alive()), len(self._quorum.committed)
+            self.desert(f"too few of {left} nodes are in contact to decide for {committed}")
+
+    def desert(self, reason: str) -> None:
+        """This side may not decide any more: end without a word in the run folder."""
+        self.over = True
+        log.error("%s; this side ends and writes nothing", reason)
+        print(f"unicron on {self.node}: {reason}; the others decide", file=sys.stderr, flush=True)
+        for task in self.tasks.values():
+            task.close()
+        self._post(self.node, Finish(EXIT_MINORITY, reason))
+
+    # ------------------------------------------------------------ what tasks ask (Hub)
+
+    def tell(self, rank: RankAddress, order: ToRank) -> None:
+        self._post(rank.seat.node, TellRank(rank, order))
+
+    def start_rank(self, rank: RankAddress) -> None:
+        self._post(rank.seat.node, StartRank(rank))
+
+    def stop_rank(self, rank: RankAddress) -> None:
+        self._post(rank.seat.node, StopRank(rank))
+
+    def next_epoch(self) -> int:
+        self.epoch += 1
+        return self.epoch
+
+    def next_incident(self) -> int:
+        self._incidents += 1
+        if self._incidents > self._recovery.max_incidents:
+            self.fail(f"more than recovery.max_incidents = {self._recovery.max_incidents} incidents")
+        return self._incidents
+
+    def node_is_bad(self, node: str, reason: str) -> None:
+        """A node that keeps failing is taken out although its agent lives."""
+        member = self.members.get(node)
+        if member is None or member.role is Role.LOST:
+            return
+        self._post(node, Finish(3, f"{node} was taken out: {reason}"))
+        finding = Finding("ranks keep failing on this node", Severity.SEV1)
+        self.lose({node: Evidence(finding, Method.PROCESS, node, None, reason)})
+
+    def epoch_runs(self) -> None:
+        """All who are here have taken part in a decision: they are the membership that the next one needs."""
+        self._quorum.commit(node.name for node in self.members.alive())
+        self._planning.refresh(self.epoch)
+
+    def changed(self) -> None:
+        """Roles follow the layouts; everybody gets the new snapshot."""
+        layouts = [task.layout for task in self.tasks.values() if task.layout and not task.finished]
+        if self.training and layouts:
+            self.members.assign_roles({seat.node for layout in layouts for seat in layout.seats})
+        snapshot = self.snapshot()
+        for node in self.members.present(self.node):
+            self._post(node.name, snapshot)
+
+    def snapshot(self) -> JobSnapshot:
+        """All that a successor needs."""
+        return JobSnapshot(
+            coordinator=self.node,
+            epoch=self.epoch,
+            members=self.members.snapshot(),
+            tasks=tuple(t.snapshot(t.name in self.data_ready) for t in self.tasks.values()),
+            incidents=self._incidents,
+            started=self._started,
+        )
+
+    # ------------------------------------------------------------ the end
+
+    def task_finished(self, task: str) -> None:
+        self.journal.write("task_finished", self.epoch, task=task, iteration=self.commits.last(task))
+        self.changed()
+        if all(control.finished for control in self.tasks.values()):
+            self.finish(0, "finished")
+        else:
+            self._or_fail(lambda: self._planning.after_finish(task, self.epoch))
+
+    def fail(self, cause: str, detail: str = "") -> None:
+        """End the run as failed; the cause goes to stderr, the journal and the summary."""
+        if self.over:
+            return
+        print(f"unicron: FAILED: {cause}\n{detail}".rstrip(), file=sys.stderr, flush=True)
+        self.finish(1, "failed", cause, detail)
+
+    def finish(self, exit_code: int, state: str, cause: str = "", detail: str = "") -> None:
+        """End the run; the first word on it is the last."""
+        if self.over:
+            return
+        self.over = True
+        for task in self.tasks.values():
+            task.close()
+            self.commits.flush(task.name)
+        self._ending.end(epoch=self.epoch, exit_code=exit_code, state=state, cause=cause, detail=detail)
