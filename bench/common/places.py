@@ -196,4 +196,3 @@ def _dies(watch: Deathwatch, command: Sequence[str]) -> float:
 def _environment() -> dict[str, str]:
     """What the package is found by, wherever the command starts."""
     return {"PYTHONPATH": str(REPOSITORY)}
-

@@ -28,8 +28,15 @@ def event(kind: str, time: float, epoch: int, **fields: object) -> Record:
 
 
 STEPS = {
-    "gather": 1.9, "planning": 0.01, "start": 0.02, "rebuild": 0.3,
-    "commit": 0.0, "groups": 0.1, "chunk": 0.03, "state": 0.04, "warm": 0.05,
+    "gather": 1.9,
+    "planning": 0.01,
+    "start": 0.02,
+    "rebuild": 0.3,
+    "commit": 0.0,
+    "groups": 0.1,
+    "chunk": 0.03,
+    "state": 0.04,
+    "warm": 0.05,
 }
 #: A node dies at 100.0; its peers notice at once, the coordinator after two seconds.
 NODE_LOSS = [

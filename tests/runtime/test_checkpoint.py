@@ -156,7 +156,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return finish(partial, plan, written)
 
 
-@pytest.fixture()
+@pytest.fixture
 def copy(saved: Path, tmp_path: Path) -> Path:
     """The same checkpoint, free to be damaged."""
     path = tmp_path / saved.name
@@ -407,7 +407,8 @@ def test_a_writer_killed_at_any_moment_leaves_the_earlier_checkpoint_in_force(
         return b"survived"
 
     status, answer = in_child(work)
-    assert os.WIFSIGNALED(status) and answer == b""
+    assert os.WIFSIGNALED(status)
+    assert answer == b""
     found, skipped = newest_whole(copy.parent)
     assert found is not None
     if moment == "publish":

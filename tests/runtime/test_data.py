@@ -199,7 +199,8 @@ def test_a_builder_killed_half_way_leaves_nothing_that_counts(tmp_path: Path) ->
             os._exit(0)
     assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
     left = [path.name for path in (tmp_path / "data").iterdir()]
-    assert left and all(name.startswith(".") for name in left)
+    assert left
+    assert all(name.startswith(".") for name in left)
     assert reader(make(tmp_path)).micro_batch(1, 0)["tokens"].shape == (2, SEQ)
 
 

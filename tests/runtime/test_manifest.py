@@ -122,7 +122,8 @@ def test_a_broken_checkpoint_is_skipped_with_its_reason(tmp_path: Path, damage, 
     older = make(tmp_path, 50)
     broken = damage(make(tmp_path, 100))
     found, skipped = newest_whole(tmp_path)
-    assert found is not None and found.path == older
+    assert found is not None
+    assert found.path == older
     assert [path for path, _ in skipped] == [broken]
     assert reason in skipped[0].why
 
@@ -160,7 +161,8 @@ def test_publishing_twice_keeps_the_first_and_leaves_no_partial(tmp_path: Path) 
     first = make(tmp_path, 50, epoch=1)
     inode = first.stat().st_ino
     second = make(tmp_path, 50, epoch=2)
-    assert second == first and second.stat().st_ino == inode
+    assert second == first
+    assert second.stat().st_ino == inode
     assert [path.name for path in tmp_path.iterdir()] == ["iter_0000050"]
 
 
@@ -193,7 +195,8 @@ def test_pruning_never_counts_on_a_damaged_newest(tmp_path: Path) -> None:
     flip(make(tmp_path, 20))
     assert prune(tmp_path, 1) == ()
     found, _ = newest_whole(tmp_path)
-    assert found is not None and found.iteration == 10
+    assert found is not None
+    assert found.iteration == 10
 
 
 def test_keeping_none_is_refused(tmp_path: Path) -> None:

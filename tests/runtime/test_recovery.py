@@ -104,7 +104,7 @@ def test_without_a_replacement_the_layers_are_spread_over_the_survivors(
 def test_a_rank_that_leaves_hands_over_what_it_alone_holds(
     tmp_path: Path, faultless: list[Committed]
 ) -> None:
-    """No replica: half the layers are on the rank that goes, and its departure does not disturb the others."""
+    """No replica: half the layers are on the rank that goes, and its departure does not disturb the rest."""
     world = World(TASK, tmp_path / "store")
     world.start(layout(TASK, [1, 2, 1]))
     world.run(2)
