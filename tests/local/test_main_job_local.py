@@ -16,6 +16,8 @@ import pytest
 
 from tests.cluster.run import Run, processes_with, settings_text, worst_difference
 
+pytestmark = pytest.mark.local
+
 ROOT = Path(__file__).resolve().parents[2]
 SUBMIT = [sys.executable, "-m", "unicron_hpc.cli.sbatch", "--cluster", "local", "--json"]
 ITERATIONS = 60
