@@ -44,7 +44,3 @@ class PlanError(UnicronError):
     """No layout satisfies the demand; the message names the binding constraint."""
 
     exit_code = 2
-
-
-class StateLostError(UnicronError):
-    """State that no survivor holds and no checkpoint has."""

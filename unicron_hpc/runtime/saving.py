@@ -57,9 +57,8 @@ class Saver:
         model = self._task.model
         held = holders(order.layout, tied=model.tied, learned_positions=model.learned_positions)
         # The epoch before is kept: the word that its last checkpoint is complete may just be arriving.
-        before = max(self._holders, default=order.epoch)
-        self._holders = {epoch: self._holders[epoch] for epoch in [before] if epoch in self._holders}
-        self._holders[order.epoch] = held
+        before = list(self._holders.items())[-1:]
+        self._holders = dict([*before, (order.epoch, held)])
 
     def load(self, path: Path, wanted: Iterable[UnitSpec]) -> Iterable[UnitState]:
         """Read units from a checkpoint of this model."""

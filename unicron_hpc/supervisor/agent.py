@@ -52,7 +52,6 @@ log = logging.getLogger(__name__)
 
 _PR_SET_CHILD_SUBREAPER = 36
 
-
 #: Silence of the coordinator, in node time-outs, after which ranks stop computing.
 MINORITY_AFTER = 3
 
@@ -103,7 +102,6 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             loop.add_signal_handler(number, self._on_signal, number)
         await self._transport.start()
-        self._transport.learn({self.node: self._transport.address})
         directory.announce(self.run_folder, self.node, self._transport.address)
         self._zygote.start()
         if self.node == self._leader:
@@ -178,11 +176,14 @@ class Agent:
         if isinstance(body, Vote):
             self._on_vote(envelope, body)
             return
-        if isinstance(body, JobSnapshot) and envelope.term > self._leader_term:
-            self._follow(envelope.term, body)
+        elected = isinstance(body, JobSnapshot) and envelope.term > self._leader_term
+        if isinstance(body, JobSnapshot) and elected:
+            self._follow(envelope.term, body.coordinator)
         if isinstance(body, JobSnapshot | Beat | StartRank | StopRank | TellRank | PrepareData | Finish):
             if envelope.term == self._leader_term:
                 self._obey(body)
+                if elected:
+                    self._join()
             elif envelope.term < self._leader_term and self._snapshot is not None:
                 # A coordinator that was stopped and does not know that it was succeeded.
                 self._transport.send(envelope.sender, self._leader_term, self._snapshot)
@@ -199,7 +200,7 @@ class Agent:
         match order:
             case JobSnapshot():
                 self._snapshot = order
-                self._transport.learn({m.node: m.address for m in order.members if m.node != self.node})
+                self._transport.learn({member.node: member.address for member in order.members})
             case StartRank(rank):
                 self._ranks.start(rank)
             case StopRank(rank):
@@ -251,8 +252,7 @@ class Agent:
                 if self._coordinator:
                     self._coordinator.stalled(stalled)
             if not self._transport.knows(self._leader):
-                found = directory.addresses(self.run_folder)
-                self._transport.learn({n: a for n, a in found.items() if n != self.node})
+                self._transport.learn(directory.addresses(self.run_folder))
             if self._snapshot is None:
                 self._join()  # until somebody answers: the leader may have been unknown or not up
             else:
@@ -308,9 +308,7 @@ class Agent:
     def _stand(self, members: list[str]) -> None:
         term = self._ballot.stand()
         log.warning("%s is silent; standing for election in term %d", self._leader, term)
-        self._transport.learn(
-            {n: a for n, a in directory.addresses(self.run_folder).items() if n != self.node}
-        )
+        self._transport.learn(directory.addresses(self.run_folder))
         epoch = self._snapshot.epoch if self._snapshot else 0
         for member in members:
             if member not in (self.node, self._leader):
@@ -372,18 +370,14 @@ class Agent:
         )
         self._coordinator.start(self._leader_term)
 
-    def _follow(self, term: int, snapshot: JobSnapshot) -> None:
+    def _follow(self, term: int, coordinator: str) -> None:
         """Somebody was elected in a higher term: whoever coordinated before does so no more."""
         self._ballot.saw(term)
         if self._coordinator:
-            log.warning("%s coordinates now (term %d); stepping down", snapshot.coordinator, term)
+            log.warning("%s coordinates now (term %d); stepping down", coordinator, term)
             self._coordinator.close()
             self._coordinator = None
-        self._leader, self._leader_term, self._beat = snapshot.coordinator, term, 0
-        self._leader_heard = time.monotonic()
-        self._snapshot = snapshot
-        self._transport.learn({m.node: m.address for m in snapshot.members if m.node != self.node})
-        self._join()
+        self._leader, self._leader_term, self._beat = coordinator, term, 0
 
 
 def main() -> None:

@@ -87,9 +87,9 @@ class Transport:
         self._receiver = asyncio.create_task(self._receive(), name="transport")
 
     def learn(self, addresses: Mapping[str, str]) -> None:
-        """Where other agents can be reached; a changed address replaces the old connection."""
+        """Where agents can be reached: a changed address replaces the connection, one's own is left out."""
         for node, address in addresses.items():
-            if address and self._addresses.get(node) != address:
+            if node != self.node and address and self._addresses.get(node) != address:
                 self._addresses[node] = address
 
     def knows(self, node: str) -> bool:
