@@ -14,6 +14,17 @@ class Severity(enum.IntEnum):
     SEV2 = 2  # a new process
     SEV1 = 1  # the node is out
     PROGRAM = 0  # the user's program or settings: no retry helps, no node is to blame
+    INFO = 4  # nothing has failed: a warning, or a word about an end that somebody wanted
+
+
+class Blame(enum.StrEnum):
+    """Where the cause of an error lies; only a node's own errors have it drained."""
+
+    NODE = "node"
+    PROCESS = "process"
+    NETWORK = "network"
+    PROGRAM = "program"
+    NOBODY = "nobody"  # cancelled, requeued, a mere warning
 
 
 class Method(enum.StrEnum):
@@ -34,15 +45,18 @@ class Finding(msgspec.Struct, frozen=True):
         Name of the error, one of a small vocabulary.
     severity
         First level of the incident.
+    blame
+        Where the cause lies.
     collateral
         The fault is elsewhere: this rank only saw a peer go away.
     """
 
     error: str
     severity: Severity
+    blame: Blame = Blame.PROCESS
     collateral: bool = False
 
 
-LOST_CONNECTION = Finding("lost connection", Severity.SEV1)
-TASK_HANG = Finding("task hang", Severity.SEV3)
+LOST_CONNECTION = Finding("lost connection", Severity.SEV1, Blame.NODE)
+TASK_HANG = Finding("task hang", Severity.SEV3, Blame.NETWORK)
 NOT_ANSWERING = Finding("rank does not answer", Severity.SEV2)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from unicron_hpc.config import Settings
-from unicron_hpc.detect.severity import Finding, Method, Severity
+from unicron_hpc.detect.severity import Blame, Finding, Method, Severity
 from unicron_hpc.errors import PlanError
 from unicron_hpc.planner.from_settings import task_work
 from unicron_hpc.report.journal import Journal
@@ -24,6 +24,7 @@ from unicron_hpc.supervisor.messages import (
     Body,
     Finish,
     JobSnapshot,
+    Noticed,
     Role,
     StartRank,
     StopRank,
@@ -151,7 +152,7 @@ class Board:
 
         Fewer than half of the allocation do not begin: the others might just be out of sight.
         """
-        finding = Finding("agent did not start", Severity.SEV1)
+        finding = Finding("agent did not start", Severity.SEV1, Blame.NODE)
         self.lose({n: Evidence(finding, Method.NODE_HEALTH, n, None, "never joined") for n in absent})
         self.training = True
         here, everybody = len(self.members.alive()), sum(1 for _ in self.members)
@@ -229,12 +230,26 @@ class Board:
 
     def node_is_bad(self, node: str, reason: str) -> None:
         """A node that keeps failing is taken out although its agent lives."""
+        finding = Finding("ranks keep failing on this node", Severity.SEV1, Blame.NODE)
+        self._take_out(node, Evidence(finding, Method.PROCESS, node, None, reason))
+
+    def _take_out(self, node: str, evidence: Evidence) -> None:
         member = self.members.get(node)
         if member is None or member.role is Role.LOST:
             return
-        self._post(node, Finish(3, f"{node} was taken out: {reason}"))
-        finding = Finding("ranks keep failing on this node", Severity.SEV1)
-        self.lose({node: Evidence(finding, Method.PROCESS, node, None, reason)})
+        self._post(node, Finish(3, f"{node} was taken out: {evidence.detail}"))
+        self.lose({node: evidence})
+
+    def on_noticed(self, node: str, noticed: Noticed) -> None:
+        """An agent has found something out about its node."""
+        finding = noticed.finding
+        if finding.severity is Severity.SEV1:
+            evidence = Evidence(finding, noticed.method, node, None, noticed.detail, noticed.time)
+            self._take_out(node, evidence)
+        else:
+            self.journal.write(
+                "node_warning", self.epoch, node=node, error=finding.error, evidence=noticed.detail[-2000:]
+            )
 
     def epoch_runs(self) -> None:
         """All who are here have taken part in a decision: they are the membership that the next one needs."""

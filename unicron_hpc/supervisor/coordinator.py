@@ -21,6 +21,7 @@ from unicron_hpc.supervisor.messages import (
     Heartbeat,
     JobSnapshot,
     Join,
+    Noticed,
     PrepareData,
     RankExited,
     RankSaid,
@@ -28,6 +29,7 @@ from unicron_hpc.supervisor.messages import (
     Role,
 )
 from unicron_hpc.supervisor.office import Office, Standing
+from unicron_hpc.supervisor.rank_messages import RankAddress
 from unicron_hpc.supervisor.startup import Startup
 
 log = logging.getLogger(__name__)
@@ -166,6 +168,10 @@ class Coordinator:
                     task.on_exited(body)
                 else:
                     task.on_said(body)
+            case Noticed(rank=None):
+                self._board.on_noticed(node.name, body)
+            case Noticed(rank=RankAddress(task=name)) if name in tasks:
+                tasks[name].on_noticed(body)
             case DataReady(name, error):
                 if error:
                     self._board.fail(f"the data of task {name} could not be prepared", error)

@@ -6,6 +6,7 @@ import enum
 
 import msgspec
 
+from unicron_hpc.detect.severity import Finding, Method
 from unicron_hpc.planner.layout import Layout
 from unicron_hpc.runtime.orders import Committed
 from unicron_hpc.supervisor.rank_messages import FromRank, RankAddress, ToRank
@@ -103,6 +104,27 @@ class RankSaid(msgspec.Struct, frozen=True, tag=True):
     time: float
 
 
+class Noticed(msgspec.Struct, frozen=True, tag=True):
+    """What an agent found out by itself about its node or one of its ranks, from outside the process.
+
+    Attributes
+    ----------
+    finding, method, detail
+        What it means, how it was found, and the evidence for people.
+    time
+        Unix time at which it was seen.
+    rank, epoch
+        The process that it concerns and the epoch in which that was; None and 0 for the whole node.
+    """
+
+    finding: Finding
+    method: Method
+    detail: str
+    time: float
+    rank: RankAddress | None = None
+    epoch: int = 0
+
+
 class DataReady(msgspec.Struct, frozen=True, tag=True):
     """The data of a task is prepared, or could not be (`error`)."""
 
@@ -196,6 +218,7 @@ Body = (
     | RankStarted
     | RankExited
     | RankSaid
+    | Noticed
     | DataReady
     | JobSnapshot
     | Beat

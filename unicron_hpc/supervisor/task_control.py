@@ -23,7 +23,7 @@ from unicron_hpc.supervisor.hub import Hub
 from unicron_hpc.supervisor.incident import Evidence
 from unicron_hpc.supervisor.incidents import Incidents
 from unicron_hpc.supervisor.keystore import KeyStore
-from unicron_hpc.supervisor.messages import RankExited, RankSaid, RankStarted, TaskSnapshot
+from unicron_hpc.supervisor.messages import Noticed, RankExited, RankSaid, RankStarted, TaskSnapshot
 from unicron_hpc.supervisor.pace import Pace
 from unicron_hpc.supervisor.rank_messages import (
     CheckpointPart,
@@ -261,6 +261,23 @@ class TaskControl:
             ended = f"rank {rank} ended {state.restarts[seat]} times without progress ({finding.error})"
             self._hub.node_is_bad(seat.node, ended)
 
+    def on_noticed(self, noticed: Noticed) -> None:
+        """An agent has found something out about one of its ranks, from outside."""
+        state = self._state
+        process = None if noticed.rank is None else state.seats.find(noticed.rank)
+        if process is None or self.finished or 0 < noticed.epoch < state.epoch:
+            return
+        seat = process.address.seat
+        evidence = Evidence(
+            noticed.finding,
+            noticed.method,
+            seat.node,
+            state.rank_of(seat),
+            noticed.detail,
+            noticed.time,
+        )
+        self._replace_or_go_on(process, evidence)
+
     def on_node_lost(self, node: str) -> bool:
         """A node is out; so are the processes on it.
 
@@ -354,20 +371,25 @@ class TaskControl:
         if 0 < fault.epoch < state.epoch:
             return  # of an epoch that is over
         finding = explain_exception(fault.error)
-        rank = state.rank_of(seat)
-        level = self._incidents.level(finding, seat.node, rank)
+        text = fault.error if finding.collateral else fault.traceback
+        evidence = Evidence(finding, Method.EXCEPTION, seat.node, state.rank_of(seat), text, when)
+        self._replace_or_go_on(process, evidence, fault.error)
+
+    def _replace_or_go_on(self, process: RankProcessState, evidence: Evidence, brief: str = "") -> None:
+        """Do what the evidence against a living process asks for."""
+        state, seat = self._state, process.address.seat
+        level = self._incidents.level(evidence.finding, evidence.node, evidence.rank)
+        brief = f"rank {evidence.rank}: {brief or evidence.finding.error}"
         if level is Severity.SEV2:
             # The process cannot be trusted any more: it is replaced as if it had ended.
             state.restarts[seat] += 1
             state.seats.remove(seat)
             self._hub.stop_rank(process.address)
-        text = fault.error if finding.collateral else fault.traceback
-        self._fault(Evidence(finding, Method.EXCEPTION, seat.node, rank, text, when))
+        self._fault(evidence)
         if level is Severity.SEV1:
-            self._hub.node_is_bad(seat.node, f"rank {rank}: {fault.error}")
+            self._hub.node_is_bad(seat.node, brief)
         elif state.restarts[seat] > self._recovery.max_restarts_per_rank:
-            failed = f"rank {rank} failed {state.restarts[seat]} times: {fault.error}"
-            self._hub.node_is_bad(seat.node, failed)
+            self._hub.node_is_bad(seat.node, f"{brief} (failed {state.restarts[seat]} times)")
 
     def _fault(self, evidence: Evidence) -> None:
         """Open an incident or add to the open one, and have a transition begin (anew)."""
