@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.slurm.field_cases import case
 from tests.slurm.settings_for_tests import settings
 from tests.supervisor.events import until
 from tests.supervisor.zygotes import ROOT, ended
 from unicron_hpc.errors import UnicronError
+from unicron_hpc.slurm.signals import parse_signal, stopping
 from unicron_hpc.supervisor import batch
 from unicron_hpc.supervisor.outcome import Outcome, read_outcome
 
@@ -91,7 +93,9 @@ def test_the_summary_of_an_attempt_before_a_requeue_does_not_end_this_one(
 BATCH = """
 import sys
 from pathlib import Path
+from unicron_hpc.supervisor import batch
 from unicron_hpc.supervisor.batch import run_step
+batch.HURRIED_GRACE, batch.LOOK_INTERVAL = 0.1, 0.05
 print(run_step(sys.argv[2:], Path(sys.argv[1]), {}).state, flush=True)
 """
 
@@ -115,11 +119,60 @@ def test_a_signal_is_passed_on_and_the_run_ends_as_its_coordinator_says(tmp_path
     process.stdout.close()
 
 
+def test_a_second_signal_ends_a_run_that_does_not_answer_the_first(tmp_path: Path) -> None:
+    """signal-05 of the field's cases: the second one shortens the grace, and nothing but words come of it."""
+    then = (
+        "signal.signal(signal.SIGUSR1, lambda *_: (folder / 'asked').touch())\n"
+        "(folder / 'up').touch()\nwhile True: signal.pause()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", BATCH, str(tmp_path), *command(tmp_path, then)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+        text=True,
+    )
+    until(lambda: (tmp_path / "up").exists())
+    process.send_signal(signal.SIGTERM)
+    until(lambda: (tmp_path / "asked").exists())
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate() == ("cancelled\n", "")
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("word", ["USR1@90", "USR2@120", "B:HUP@60"])
+def test_the_signal_that_the_user_has_slurm_send_is_an_orderly_end(tmp_path: Path, word: str) -> None:
+    then = (
+        "signal.signal(signal.SIGUSR1, lambda *_: (end('cancelled', 1), sys.exit(1)))\n"
+        "(folder / 'up').touch()\nwhile True: signal.pause()"
+    )
+    chosen = stopping(settings(f"slurm.signal={word}").slurm.signal)
+    program = BATCH.replace("{})", f"{{}}, {sorted(map(int, chosen))})")
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path), *command(tmp_path, then)],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        text=True,
+    )
+    until(lambda: (tmp_path / "up").exists())
+    process.send_signal(parse_signal(word).signal)
+    assert process.communicate()[0] == "cancelled\n"
+    assert process.returncode == 0
+
+
 def test_the_step_survives_lost_nodes_and_names_every_node() -> None:
     argv = batch.srun_command(["n1", "n2", "n3"], Path("/runs/tiny-7"))
     assert {"--no-kill", "--kill-on-bad-exit=0", "--wait=0"} <= set(argv)
     assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--nodelist=n1,n2,n3"} <= set(argv)
     assert argv[-3:] == ["-m", "unicron_hpc.supervisor.agent", "/runs/tiny-7"]
+
+
+def test_a_step_on_the_survivors_names_them_and_inherits_no_size_of_the_whole_job() -> None:
+    given, expected = case("env-13")
+    argv = batch.srun_command(given["alive"], Path("/runs/tiny-7"))
+    assert set(expected["srun_must_contain"]) <= set(argv)
+    left = batch.step_environment(dict.fromkeys(expected["scrub"], "4") | {"SLURM_JOB_ID": "1"})
+    assert left == {"SLURM_JOB_ID": "1"}
 
 
 def test_sizes_that_go_stale_when_a_node_is_lost_do_not_reach_srun() -> None:

@@ -87,6 +87,17 @@ def test_the_address_is_the_one_on_the_way_to_where_the_step_was_started() -> No
         bound.bind((address, 0))  # it is an address of this machine
 
 
+def test_what_the_host_name_resolves_to_is_never_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """env-11 of the field's cases: `hostname --ip-address` has 127.0.1.1 first on many clusters."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a name was resolved")
+
+    for name in ("gethostbyname", "gethostbyname_ex", "getaddrinfo", "gethostname", "getfqdn"):
+        monkeypatch.setattr(socket, name, refuse)
+    own_address({"SLURM_LAUNCH_NODE_IPADDR": "127.0.0.5"})
+
+
 def test_a_step_whose_origin_cannot_be_reached_is_an_error_that_names_the_variable() -> None:
     with pytest.raises(UnicronError, match="SLURM_LAUNCH_NODE_IPADDR"):
         own_address({"SLURM_LAUNCH_NODE_IPADDR": "no address"})

@@ -53,6 +53,18 @@ def parse_signal(text: str) -> SignalSpec:
     return SignalSpec(_signal_named(match["signal"], text), seconds, "B" in (match["flags"] or ""))
 
 
+def stopping(spec: str | None) -> frozenset[signal.Signals]:
+    """Signals by which Slurm or the user asks a process of the job to end.
+
+    Parameters
+    ----------
+    spec
+        The job's `--signal`, so that the user's choice means an orderly end and not sudden death.
+    """
+    own = {parse_signal(spec).signal} if spec else set()
+    return frozenset({signal.SIGTERM, signal.SIGINT} | own)
+
+
 def _signal_named(word: str, text: str) -> signal.Signals:
     name = word.upper()
     try:

@@ -10,11 +10,13 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from unicron_hpc.config import Settings, load_resolved
 from unicron_hpc.errors import UnicronError
+from unicron_hpc.slurm.signals import stopping
 from unicron_hpc.supervisor import directory
 from unicron_hpc.supervisor.address import own_address
 from unicron_hpc.supervisor.agent_environment import node_name, rank_environment
@@ -92,6 +94,7 @@ class Agent:
         self._candidate_since: float | None = None
         self._last_tick = time.monotonic()
         self._idle = False
+        self._signals: Counter[int] = Counter()
         self._preparing: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
@@ -99,7 +102,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         self._finish = loop.create_future()
         # Slurm's own SIGTERM, and the batch process's word, which srun passes on only as SIGUSR1.
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        for number in {*stopping(self.settings.slurm.signal), signal.SIGUSR1}:
             loop.add_signal_handler(number, self._on_signal, number)
         await self._transport.start()
         directory.announce(self.run_folder, self.node, self._transport.address)
@@ -231,7 +234,12 @@ class Agent:
     def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
         log.warning("%s received", name)
-        if self._coordinator:
+        self._signals[number] += 1
+        if self._signals[number] > 1:
+            # Whoever asks twice does not want to wait for what the first one began. Slurm's SIGTERM and the
+            # batch process's SIGUSR1 are of one and the same request.
+            self._end(128 + number)
+        elif self._coordinator:
             self._coordinator.stop_requested(f"{name} received on {self.node}")
         else:
             # The coordinator gets the same signal and says when to end; this is for when it does not.

@@ -26,6 +26,10 @@ class Allocation(msgspec.Struct, frozen=True):
         Ranks that each node can hold.
     batch_node
         Node of the batch script; empty without Slurm.
+    shown_id
+        How Slurm's commands show the job: `100_3` for a task of an array.
+    ends
+        Unix time of the time limit; None where it is not known.
     """
 
     job_id: str
@@ -33,6 +37,8 @@ class Allocation(msgspec.Struct, frozen=True):
     active: int
     slots: int
     batch_node: str = ""
+    shown_id: str = ""
+    ends: int | None = None
 
     @property
     def on_slurm(self) -> bool:

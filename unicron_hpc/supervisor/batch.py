@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -18,14 +18,17 @@ from unicron_hpc.config import Settings, load_resolved
 from unicron_hpc.errors import UnicronError
 from unicron_hpc.report.journal import SUMMARY
 from unicron_hpc.report.summary import write_summary
-from unicron_hpc.slurm.hostlists import expand
+from unicron_hpc.slurm.job_environment import read_job_environment
 from unicron_hpc.slurm.run_folder import claim_run_folder
+from unicron_hpc.slurm.signals import stopping
 from unicron_hpc.supervisor.allocation import Allocation, write_allocation
 from unicron_hpc.supervisor.keys import make_keys
 from unicron_hpc.supervisor.outcome import Outcome, read_outcome
 
 #: How long agents may take to leave after the outcome is known, before the job ends around them, in seconds.
 LEAVE_GRACE = 15.0
+#: The same after a second SIGTERM or SIGINT, whether the outcome is known or not.
+HURRIED_GRACE = 3.0
 #: How often the outcome is looked for, in seconds; srun's own end is noticed at once.
 LOOK_INTERVAL = 1.0
 
@@ -58,22 +61,18 @@ def allocation_of(environment: Mapping[str, str], settings: Settings) -> Allocat
 
     Raises
     ------
-    UnicronError
-        When the variables of a job are missing.
+    SlurmError
+        When the variables of a job are missing, or are of another one.
     """
-    try:
-        job_id = environment["SLURM_JOB_ID"]
-        nodes = expand(environment["SLURM_JOB_NODELIST"])
-    except KeyError as missing:
-        raise UnicronError(
-            f"{missing} is not set", hint="This runs inside a Slurm job: use unicron-sbatch."
-        ) from None
+    job = read_job_environment(environment)
     return Allocation(
-        job_id=job_id,
-        nodes=tuple(nodes),
-        active=min(settings.slurm.nodes, len(nodes)),
+        job_id=job.job_id,
+        nodes=job.nodes,
+        active=min(settings.slurm.nodes, len(job.nodes)),
         slots=settings.slurm.ranks_per_node,
-        batch_node=environment.get("SLURMD_NODENAME") or nodes[0],
+        batch_node=job.node,
+        shown_id=job.shown_id,
+        ends=job.ends,
     )
 
 
@@ -91,8 +90,23 @@ def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in environment.items() if key not in stale}
 
 
-def run_step(command: Sequence[str], run_folder: Path, environment: Mapping[str, str]) -> Outcome:
-    """Run the agents until the run is over, however it ends."""
+def run_step(
+    command: Sequence[str],
+    run_folder: Path,
+    environment: Mapping[str, str],
+    stop_signals: Iterable[int] = (signal.SIGTERM, signal.SIGINT),
+) -> Outcome:
+    """Run the agents until the run is over, however it ends.
+
+    Parameters
+    ----------
+    command, environment
+        Of the job step.
+    run_folder
+        Where the agents say how it ended.
+    stop_signals
+        Are passed on to the agents as a wish to end. A second one shortens the wait for them.
+    """
     # A requeued job keeps its number and so its folder: how the attempt before ended says nothing of this.
     (run_folder / SUMMARY).unlink(missing_ok=True)
     # In a session of its own: on SIGHUP srun kills every task of the step, and that is what the kernel sends
@@ -101,19 +115,26 @@ def run_step(command: Sequence[str], run_folder: Path, environment: Mapping[str,
         list(command), stdin=subprocess.DEVNULL, env=dict(environment), start_new_session=True
     )
 
+    asked = 0
+
     def forward(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked += 1
         # On SIGTERM srun kills all tasks; SIGUSR1 it passes on to the agents, whose coordinator ends the run.
         process.send_signal(signal.SIGUSR1)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals:
         signal.signal(number, forward)
     deadline: float | None = None
+    hurried = False
     while True:
         try:
             code = process.wait(timeout=LOOK_INTERVAL)
             break
         except subprocess.TimeoutExpired:
             pass
+        if asked > 1 and not hurried:
+            hurried, deadline = True, time.monotonic() + HURRIED_GRACE
         if deadline is None:
             if read_outcome(run_folder) is not None:
                 deadline = time.monotonic() + LEAVE_GRACE
@@ -125,8 +146,8 @@ def run_step(command: Sequence[str], run_folder: Path, environment: Mapping[str,
     outcome = read_outcome(run_folder)
     if outcome is None:
         cause = f"all agents ended (srun: {code}) before the run was over; see logs/ in {run_folder}"
-        outcome = Outcome("failed", 1, cause)
-        write_summary(run_folder, state="failed", exit_code=1, cause=cause, started=time.time())
+        outcome = Outcome("cancelled" if asked else "failed", 1, cause)
+        write_summary(run_folder, state=outcome.state, exit_code=1, cause=cause, started=time.time())
     return outcome
 
 
@@ -140,9 +161,12 @@ def main() -> None:
         allocation = allocation_of(os.environ, settings)
         make_keys(run_folder)
         write_allocation(run_folder, allocation)
-        print(f"unicron: job {allocation.job_id}, run folder {run_folder}", flush=True)
+        print(f"unicron: job {allocation.shown_id}, run folder {run_folder}", flush=True)
         outcome = run_step(
-            srun_command(allocation.nodes, run_folder), run_folder, step_environment(os.environ)
+            srun_command(allocation.nodes, run_folder),
+            run_folder,
+            step_environment(os.environ),
+            stopping(settings.slurm.signal),
         )
     except UnicronError as error:
         sys.exit(f"unicron: FAILED: {error}")

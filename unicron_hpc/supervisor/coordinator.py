@@ -108,6 +108,8 @@ class Coordinator:
                 "job_started",
                 0,
                 job_id=self._allocation.job_id,
+                shown_id=self._allocation.shown_id or self._allocation.job_id,
+                ends=self._allocation.ends,
                 run_dir=str(self._run_folder),
                 nodes=list(self._allocation.nodes),
                 active=self._allocation.active,
