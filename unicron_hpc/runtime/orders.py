@@ -68,6 +68,31 @@ class PendingCommit(msgspec.Struct, frozen=True):
         return cls(committed.iteration, committed.loss, committed.grad_norm, committed.tokens)
 
 
+class Exchange(msgspec.Struct, frozen=True):
+    """A timed exchange with one other rank: its number, and seconds for one message each way."""
+
+    peer: int
+    seconds: float
+
+
+class SelfTest(msgspec.Struct, frozen=True):
+    """How a rank did in a short test between two epochs.
+
+    Attributes
+    ----------
+    gemm_seconds
+        Fastest of a few multiplications of two matrices.
+    right
+        Whether their product and all that was received were as they have to be.
+    exchanges
+        With every partner of a hypercube.
+    """
+
+    gemm_seconds: float
+    right: bool
+    exchanges: tuple[Exchange, ...]
+
+
 class Rebuild(msgspec.Struct, frozen=True):
     """The order to take a place in a new epoch.
 
@@ -92,6 +117,8 @@ class Rebuild(msgspec.Struct, frozen=True):
         and are done once it is sent.
     checkpoint
         Folder of a checkpoint; when set, every unit is loaded from it and nothing is moved.
+    self_test
+        Whether ranks test themselves and their connections once the groups are built.
     """
 
     epoch: int
@@ -103,6 +130,7 @@ class Rebuild(msgspec.Struct, frozen=True):
     initial: bool = False
     senders: tuple[Seat, ...] = ()
     checkpoint: str | None = None
+    self_test: bool = False
 
     @property
     def only_sends(self) -> bool:
@@ -126,6 +154,8 @@ class RebuildReport(msgspec.Struct, frozen=True):
         State by where it came from: `local` (own memory), `peer`, `disk`, `seed` (freshly initialised).
     committed
         The pending update that was applied first, if any.
+    self_test
+        What the order's test showed.
     """
 
     epoch: int
@@ -137,6 +167,7 @@ class RebuildReport(msgspec.Struct, frozen=True):
     chunk_kept: bool
     bytes_by_source: dict[str, int]
     committed: Committed | None = None
+    self_test: SelfTest | None = None
 
 
 class Holdings(msgspec.Struct, frozen=True):

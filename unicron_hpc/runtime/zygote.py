@@ -111,7 +111,7 @@ def _reap(agent: socket.socket) -> None:
             return
         if pid == 0:
             return
-        _tell(agent, ChildExited(pid, os.waitstatus_to_exitcode(status)))
+        _tell(agent, ChildExited(pid, os.waitstatus_to_exitcode(status), os.WCOREDUMP(status)))
 
 
 def _tell(agent: socket.socket, message: FromZygote) -> None:

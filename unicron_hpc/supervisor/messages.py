@@ -41,8 +41,32 @@ class RankState(msgspec.Struct, frozen=True):
 # ---------------------------------------------------------------- agent -> coordinator
 
 
+class Noticed(msgspec.Struct, frozen=True, tag=True):
+    """What an agent found out by itself about its node or one of its ranks, from outside the process.
+
+    Attributes
+    ----------
+    finding, method, detail
+        What it means, how it was found, and the evidence for people.
+    time
+        Unix time at which it was seen.
+    rank, epoch
+        The process that it concerns and the epoch in which that was; None and 0 for the whole node.
+    """
+
+    finding: Finding
+    method: Method
+    detail: str
+    time: float
+    rank: RankAddress | None = None
+    epoch: int = 0
+
+
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """The agent is up (or has a new coordinator) and tells all that it knows."""
+    """The agent is up (or has a new coordinator) and tells all that it knows.
+
+    `noticed` is what the checks of its node have found before it joined.
+    """
 
     address: str
     agent_pid: int
@@ -51,6 +75,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     warm: bool
     ranks: tuple[RankState, ...]
     commits: tuple[tuple[str, int, Committed], ...]
+    noticed: tuple[Noticed, ...] = ()
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
@@ -62,11 +87,14 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
         Its zygote has done its imports.
     beat
         Number of the last `Beat` that it has seen: a heartbeat that lay in a queue proves nothing new.
+    time
+        Unix time on this node; 0 when it does not tell.
     """
 
     warm: bool
     beat: int
     commits: tuple[tuple[str, int, Committed], ...] = ()
+    time: float = 0.0
 
 
 class RankStarted(msgspec.Struct, frozen=True, tag=True):
@@ -87,6 +115,12 @@ class RankExited(msgspec.Struct, frozen=True, tag=True):
         Last lines that it wrote to its log.
     time
         Unix time at which the agent saw it.
+    core
+        It left a core dump.
+    words
+        The part of `tail` that is newer than its last report: only this can name the cause of its end.
+    memory
+        How the system says that it was killed for want of memory; empty where it does not.
     """
 
     rank: RankAddress
@@ -94,6 +128,9 @@ class RankExited(msgspec.Struct, frozen=True, tag=True):
     status: int | None
     tail: str
     time: float
+    core: bool = False
+    words: str = ""
+    memory: str = ""
 
 
 class RankSaid(msgspec.Struct, frozen=True, tag=True):
@@ -102,27 +139,6 @@ class RankSaid(msgspec.Struct, frozen=True, tag=True):
     rank: RankAddress
     said: FromRank
     time: float
-
-
-class Noticed(msgspec.Struct, frozen=True, tag=True):
-    """What an agent found out by itself about its node or one of its ranks, from outside the process.
-
-    Attributes
-    ----------
-    finding, method, detail
-        What it means, how it was found, and the evidence for people.
-    time
-        Unix time at which it was seen.
-    rank, epoch
-        The process that it concerns and the epoch in which that was; None and 0 for the whole node.
-    """
-
-    finding: Finding
-    method: Method
-    detail: str
-    time: float
-    rank: RankAddress | None = None
-    epoch: int = 0
 
 
 class DataReady(msgspec.Struct, frozen=True, tag=True):

@@ -43,6 +43,9 @@ class RankProcess:
     pidfd: int
     socket: socket.socket
     status: int | None = None
+    core: bool = False
+    #: Unix time at which its death was seen.
+    died: float = 0.0
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     reaped: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -198,7 +201,7 @@ class Zygote:
         elif isinstance(message, ChildExited):
             child = self._children.get(message.pid)
             if child:
-                child.status = message.status
+                child.status, child.core = message.status, message.core
                 child.reaped.set()
 
     def _on_spawned(self, message: Spawned, pidfd: int) -> None:
@@ -212,6 +215,7 @@ class Zygote:
             future.set_result(child)
 
     def _on_death(self, child: RankProcess) -> None:
+        child.died = time.time()
         asyncio.get_running_loop().remove_reader(child.pidfd)
         task = asyncio.get_running_loop().create_task(self._collect(child))
         self._collecting.add(task)
@@ -225,6 +229,7 @@ class Zygote:
                 result = os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED | os.WNOHANG)
                 if result:
                     killed = result.si_code != os.CLD_EXITED
+                    child.core = result.si_code == os.CLD_DUMPED
                     child.status = -result.si_status if killed else result.si_status
         os.close(child.pidfd)
         self._children.pop(child.pid, None)

@@ -37,10 +37,11 @@ class Spawned(msgspec.Struct, frozen=True, tag=True):
 
 
 class ChildExited(msgspec.Struct, frozen=True, tag=True):
-    """A rank is gone: exit code, or minus the number of the signal that killed it."""
+    """A rank is gone: exit code, or minus the number of the signal that killed it; `core`: it dumped core."""
 
     pid: int
     status: int
+    core: bool = False
 
 
 FromZygote = ZygoteReady | Spawned | ChildExited
