@@ -10,6 +10,7 @@ from unicron_hpc.detect.severity import Finding, Method
 from unicron_hpc.planner.layout import Layout
 from unicron_hpc.runtime.orders import Committed
 from unicron_hpc.supervisor.rank_messages import FromRank, RankAddress, ToRank
+from unicron_hpc.supervisor.watch_messages import DumpStacks, StacksDumped, Vital
 
 
 class Role(enum.StrEnum):
@@ -89,12 +90,15 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
         Number of the last `Beat` that it has seen: a heartbeat that lay in a queue proves nothing new.
     time
         Unix time on this node; 0 when it does not tell.
+    vitals
+        How its ranks look from outside.
     """
 
     warm: bool
     beat: int
     commits: tuple[tuple[str, int, Committed], ...] = ()
     time: float = 0.0
+    vitals: tuple[Vital, ...] = ()
 
 
 class RankStarted(msgspec.Struct, frozen=True, tag=True):
@@ -212,6 +216,42 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+# ---------------------------------------------------------------- the job's owner -> agent
+
+
+class Drill(msgspec.Struct, frozen=True, tag=True):
+    """Make something fail on purpose on the agent's node; comes from `unicron drill`, in no term.
+
+    The answer is a note in the run folder (`drill_notes`): an agent that is to be killed cannot speak.
+
+    Attributes
+    ----------
+    order
+        Number of the order; the same one again does nothing.
+    name
+        Which drill of `drill_kinds`.
+    task, slot, pid
+        The rank process that it is about; empty, -1 and 0 for the whole node. A process that is not there
+        any more is not replaced by its successor: the drill is refused.
+    iteration
+        The rank's iteration in which it happens, or the first one after; 0 for at once.
+    seconds
+        How long it lasts, where it has an end; 0 for no end.
+    text, amount
+        What the kind of drill says of them.
+    """
+
+    order: str
+    name: str
+    task: str = ""
+    slot: int = -1
+    pid: int = 0
+    iteration: int = 0
+    seconds: float = 0.0
+    text: str = ""
+    amount: int = 0
+
+
 # ---------------------------------------------------------------- election
 
 
@@ -235,14 +275,17 @@ Body = (
     | RankExited
     | RankSaid
     | Noticed
+    | StacksDumped
     | DataReady
     | JobSnapshot
     | Beat
     | StartRank
     | StopRank
     | TellRank
+    | DumpStacks
     | PrepareData
     | Finish
+    | Drill
     | VoteRequest
     | Vote
 )
