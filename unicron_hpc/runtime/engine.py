@@ -20,6 +20,7 @@ from unicron_hpc.runtime.attempt import Attempt, Worker
 from unicron_hpc.runtime.chunk import Chunk, ChunkKey
 from unicron_hpc.runtime.faults import GroupsCut, PeerLost, StateMismatch, WorkLeftBehind
 from unicron_hpc.runtime.gradients import Gradients
+from unicron_hpc.runtime.inject import Injections
 from unicron_hpc.runtime.inventory import Inventory, UnitLoader
 from unicron_hpc.runtime.iteration import MicroBatchSource, Passes
 from unicron_hpc.runtime.optimizer import Adam, LearningRate, clip_factor
@@ -95,6 +96,8 @@ class Engine:
         self._iteration = 0
         self._phase = Phase.IDLE
         self._recent: deque[Committed] = deque(maxlen=RECENT)
+        #: What a drill wants to fail in this rank.
+        self.injections = Injections()
 
     @property
     def iteration(self) -> int:
@@ -324,6 +327,7 @@ class Engine:
             self._seeds,
             seq_length=model.seq_length,
             device=self._device,
+            injections=self.injections,
         )
         report = RebuildReport(
             epoch=order.epoch,

@@ -16,6 +16,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from unicron_hpc.planner.layout import Layout, Position
 from unicron_hpc.runtime.chunk import Chunk
+from unicron_hpc.runtime.inject import Injections
 from unicron_hpc.runtime.rng import DropoutSeeds
 
 
@@ -49,6 +50,7 @@ class Passes:
         *,
         seq_length: int,
         device: torch.device,
+        injections: Injections,
     ) -> None:
         replica = layout.replicas[position.replica]
         self._chunk = chunk
@@ -56,6 +58,7 @@ class Passes:
         self._data = data
         self._seeds = seeds
         self._device = device
+        self._injections = injections
         self._indices = range(replica.first_micro_batch, replica.first_micro_batch + replica.micro_batches)
         self._reads = position.is_first or position.is_last
         self._is_first = position.is_first
@@ -100,6 +103,7 @@ class Passes:
             self._seeds.start(self._iteration, index)
         batch: dict[str, torch.Tensor] = {}
         if self._reads:
+            self._injections.data(self._iteration)
             batch = self._data.micro_batch(self._iteration, index)
             if self._device.type != "cpu":
                 batch = {key: value.to(self._device, non_blocking=True) for key, value in batch.items()}
@@ -109,6 +113,7 @@ class Passes:
             None,
             labels=batch["labels"] if self._is_last else None,
         )
+        output = self._injections.forward(self._iteration, output)
         return output, partial(self._loss, batch.get("loss_mask"))
 
     def _loss(

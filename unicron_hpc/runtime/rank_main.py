@@ -26,6 +26,7 @@ from unicron_hpc.runtime.task_data import open_task_data
 from unicron_hpc.supervisor.rank_messages import (
     Cut,
     FinishCheckpoint,
+    Inject,
     RankCommitted,
     RankFault,
     RankFinished,
@@ -107,6 +108,8 @@ class Rank:
                     self._changed.notify_all()
             case FinishCheckpoint(epoch, iteration, directory, files):
                 self._saver.finish(epoch, iteration, Path(directory), files)
+            case Inject():
+                self._engine.injections.arm(order)
             case Stop(reason):
                 log.info("stopping: %s", reason)
                 os._exit(0)

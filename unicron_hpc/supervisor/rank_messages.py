@@ -154,7 +154,18 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-ToRank = RebuildOrder | Cut | StoreReply | FinishCheckpoint | Stop
+class Inject(msgspec.Struct, frozen=True, tag=True):
+    """Fail on purpose, in the way that a drill asks for; the fields are those of `messages.Drill`."""
+
+    order: str
+    name: str
+    iteration: int = 0
+    seconds: float = 0.0
+    text: str = ""
+    amount: int = 0
+
+
+ToRank = RebuildOrder | Cut | StoreReply | FinishCheckpoint | Stop | Inject
 
 
 class RankAddress(msgspec.Struct, frozen=True):
