@@ -1,24 +1,21 @@
-"""One task under the coordinator: hears its ranks, judges its faults, begins transitions."""
+"""One task under the coordinator: its nodes, its ranks, what is heard of them, and its end."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Sequence
 
 from unicron_hpc.config import RecoverySettings, TaskSettings
-from unicron_hpc.detect.exceptions import explain_exception
-from unicron_hpc.detect.exits import explain_exit
 from unicron_hpc.detect.progress import Progress
-from unicron_hpc.detect.severity import TASK_HANG, Finding, Method, Severity
-from unicron_hpc.errors import UnicronError
+from unicron_hpc.detect.severity import TASK_HANG, Method
 from unicron_hpc.planner.calibrate import Measured
 from unicron_hpc.planner.candidate import Candidate
 from unicron_hpc.planner.layout import Layout, Seat
 from unicron_hpc.planner.work import NodeSlots, TaskWork
 from unicron_hpc.runtime.orders import Committed
 from unicron_hpc.supervisor.checkpoints import Checkpoints
+from unicron_hpc.supervisor.faults import Faults
 from unicron_hpc.supervisor.hub import Hub
 from unicron_hpc.supervisor.incident import Evidence
 from unicron_hpc.supervisor.incidents import Incidents
@@ -38,9 +35,9 @@ from unicron_hpc.supervisor.rank_messages import (
     RankSection,
     StoreRequest,
 )
-from unicron_hpc.supervisor.seats import RankProcessState, Seats
+from unicron_hpc.supervisor.seats import Seats
 from unicron_hpc.supervisor.task_state import TaskState
-from unicron_hpc.supervisor.transition import Transition
+from unicron_hpc.supervisor.transitions import Transitions
 
 log = logging.getLogger(__name__)
 
@@ -67,10 +64,17 @@ class TaskControl:
         self._progress = Progress(recovery.iteration_failure_factor, recovery.iteration_failure_floor)
         self._incidents = Incidents(self._state, hub, recovery)
         self._pace = Pace()
-        self._suspended = False
-        self._closed = False
-        self._transition: Transition | None = None
-        self._running: asyncio.Task[None] | None = None
+        self._transitions = Transitions(
+            state=self._state,
+            hub=hub,
+            recovery=recovery,
+            checkpoints=self._checkpoints,
+            incidents=self._incidents,
+            progress=self._progress,
+            on_fault=self._on_fault,
+            on_running=self.check_finished,
+        )
+        self._faults: Faults = Faults(self._state, hub, recovery, self._incidents, self._transitions)
         self._sections: set[Seat] = set()
 
     # ------------------------------------------------------------ what the coordinator asks
@@ -91,7 +95,7 @@ class TaskControl:
 
     @property
     def in_transition(self) -> bool:
-        return self._running is not None and not self._running.done()
+        return self._transitions.under_way
 
     def snapshot(self, data_ready: bool) -> TaskSnapshot:
         """What a successor needs to know."""
@@ -134,9 +138,9 @@ class TaskControl:
         if not nodes:
             self._wait_for_nodes()
         elif evidence is not None:
-            self._fault(evidence)
+            self._faults.fault(evidence)
         else:
-            self._begin_transition()
+            self._transitions.begin()
 
     def keep(self, nodes: tuple[NodeSlots, ...]) -> None:
         """Note the nodes that a predecessor gave it."""
@@ -151,9 +155,7 @@ class TaskControl:
         state = self._state
         if state.layout is None:
             return
-        if self._running:
-            self._running.cancel()
-        self._progress.pause()
+        self._transitions.cancel()
         for process in state.seats:
             state.seats.remove(process.address.seat)
             self._hub.stop_rank(process.address)
@@ -176,28 +178,17 @@ class TaskControl:
 
     def close(self) -> None:
         """Stop deciding (the run is over, or somebody else coordinates)."""
-        self._closed = True
-        if self._running:
-            self._running.cancel()
+        self._transitions.close()
 
     def suspend(self) -> None:
         """Have all ranks stop where they are; nothing is decided until `resume`."""
         state = self._state
-        if state.finished or state.layout is None:
-            return
-        if self._running:
-            self._running.cancel()
-        self._progress.pause()
-        state.store.close("this side may not go on by itself")
-        state.epoch = self._hub.next_epoch()
-        self._suspended = True
-        for process in state.seats:
-            self._hub.tell(process.address, Cut(state.epoch))
+        if not state.finished and state.layout is not None:
+            self._transitions.suspend()
 
     def resume(self) -> None:
         """Decisions count again: go on, in a new epoch."""
-        if self._suspended and not self.in_transition:
-            self._begin_transition()
+        self._transitions.resume()
 
     def shift(self, seconds: float) -> None:
         """The coordinator itself did not run for that long."""
@@ -211,7 +202,7 @@ class TaskControl:
         if late is not None:
             self._progress.pause()
             detail = f"no commit for {late:.1f} s, the mean is {self._progress.mean or 0:.2f} s"
-            self._fault(Evidence(TASK_HANG, Method.STATISTICS, "", None, detail))
+            self._faults.fault(Evidence(TASK_HANG, Method.STATISTICS, "", None, detail))
 
     # ------------------------------------------------------------ what agents tell
 
@@ -252,31 +243,14 @@ class TaskControl:
             pid=exited.pid,
             status=exited.status,
         )
-        if self.finished:
-            return
-        finding = explain_exit(exited.status)
-        state.restarts[seat] += 1
-        self._fault(Evidence(finding, Method.PROCESS, seat.node, rank, exited.tail, exited.time))
-        if state.restarts[seat] > self._recovery.max_restarts_per_rank:
-            ended = f"rank {rank} ended {state.restarts[seat]} times without progress ({finding.error})"
-            self._hub.node_is_bad(seat.node, ended)
+        if not self.finished:
+            self._faults.exited(exited, rank)
 
     def on_noticed(self, noticed: Noticed) -> None:
         """An agent has found something out about one of its ranks, from outside."""
-        state = self._state
-        process = None if noticed.rank is None else state.seats.find(noticed.rank)
-        if process is None or self.finished or 0 < noticed.epoch < state.epoch:
-            return
-        seat = process.address.seat
-        evidence = Evidence(
-            noticed.finding,
-            noticed.method,
-            seat.node,
-            state.rank_of(seat),
-            noticed.detail,
-            noticed.time,
-        )
-        self._replace_or_go_on(process, evidence)
+        process = None if noticed.rank is None else self._state.seats.find(noticed.rank)
+        if process is not None and not self.finished:
+            self._faults.noticed(process, noticed)
 
     def on_node_lost(self, node: str) -> bool:
         """A node is out; so are the processes on it.
@@ -297,7 +271,7 @@ class TaskControl:
     def on_coordinator_change(self, evidence: Evidence) -> None:
         """A new coordinator took over: begin an epoch of its own, unless the loss of the node did already."""
         if not self.in_transition:
-            self._fault(evidence)
+            self._faults.fault(evidence)
 
     def on_said(self, message: RankSaid) -> None:
         """A rank speaks."""
@@ -308,7 +282,7 @@ class TaskControl:
         match message.said:
             case RankHello():
                 process.said_hello = True
-                if self._transition and self._transition.gathering:
+                if self._transitions.gathering:
                     # An order to cut that was sent before may have found nobody.
                     self._hub.tell(process.address, Cut(state.epoch))
             case RankHeld(epoch, holdings):
@@ -322,7 +296,7 @@ class TaskControl:
             case RankCommitted(epoch, committed):
                 self.on_commit(epoch, committed)
             case RankFault():
-                self._on_fault(process, message.said, message.time)
+                self._faults.raised(process, message.said, message.time)
             case RankFinished(epoch, _):
                 process.finished = epoch == state.epoch
                 self.check_finished()
@@ -344,6 +318,9 @@ class TaskControl:
             self._state.restarts.clear()
             self._incidents.close(committed.iteration)
 
+    def _on_fault(self, evidence: Evidence) -> None:
+        self._faults.fault(evidence)
+
     def check_finished(self) -> None:
         """End the task when every rank has committed the last iteration and the last checkpoint is sealed."""
         state = self._state
@@ -363,99 +340,3 @@ class TaskControl:
                 state.seats.remove(process.address.seat)
                 self._hub.stop_rank(process.address)
             self._hub.task_finished(self.name)
-
-    # ------------------------------------------------------------ faults
-
-    def _on_fault(self, process: RankProcessState, fault: RankFault, when: float) -> None:
-        state, seat = self._state, process.address.seat
-        if 0 < fault.epoch < state.epoch:
-            return  # of an epoch that is over
-        finding = explain_exception(fault.error)
-        text = fault.error if finding.collateral else fault.traceback
-        evidence = Evidence(finding, Method.EXCEPTION, seat.node, state.rank_of(seat), text, when)
-        self._replace_or_go_on(process, evidence, fault.error)
-
-    def _replace_or_go_on(self, process: RankProcessState, evidence: Evidence, brief: str = "") -> None:
-        """Do what the evidence against a living process asks for."""
-        state, seat = self._state, process.address.seat
-        level = self._incidents.level(evidence.finding, evidence.node, evidence.rank)
-        brief = f"rank {evidence.rank}: {brief or evidence.finding.error}"
-        if level is Severity.SEV2:
-            # The process cannot be trusted any more: it is replaced as if it had ended.
-            state.restarts[seat] += 1
-            state.seats.remove(seat)
-            self._hub.stop_rank(process.address)
-        self._fault(evidence)
-        if level is Severity.SEV1:
-            self._hub.node_is_bad(seat.node, brief)
-        elif state.restarts[seat] > self._recovery.max_restarts_per_rank:
-            self._hub.node_is_bad(seat.node, f"{brief} (failed {state.restarts[seat]} times)")
-
-    def _fault(self, evidence: Evidence) -> None:
-        """Open an incident or add to the open one, and have a transition begin (anew)."""
-        state = self._state
-        if state.finished:
-            return
-        self._incidents.add(evidence)
-        if evidence.finding.severity is Severity.PROGRAM:
-            where = f"rank {evidence.rank} on {evidence.node}"
-            self._hub.fail(f"{evidence.finding.error} in {where}", evidence.detail)
-        elif self.in_transition and self._transition and self._transition.gathering:
-            state.news.set()  # the transition under way takes it into account
-        else:
-            self._begin_transition()
-
-    # ------------------------------------------------------------ transitions
-
-    def _begin_transition(self) -> None:
-        if self._closed:
-            return
-        state = self._state
-        hopeless = self._incidents.try_again()
-        if hopeless:
-            self._hub.fail(*hopeless)
-            return
-        if self._running:
-            self._running.cancel()
-        self._suspended = False
-        self._progress.pause()
-        state.store.close("a new epoch begins")
-        state.epoch = self._hub.next_epoch()
-        recovery = self._recovery
-        starting = recovery.startup_timeout if state.running_epoch == 0 else 0.0  # zygotes may still import
-        self._transition = Transition(
-            state,
-            self._hub,
-            self._checkpoints,
-            self._hold_timeout(),
-            self._incidents,
-            limit=recovery.transition_timeout + starting,
-            reading_limit=recovery.startup_timeout,
-        )
-        self._running = asyncio.create_task(self._run(self._transition), name=f"epoch {state.epoch}")
-
-    def _hold_timeout(self) -> float:
-        """A lost node must be noticed before its ranks are given up; a long micro-batch may finish."""
-        mean = self._progress.mean or 0.0
-        return max(2.5 * self._recovery.node_timeout, self._recovery.iteration_failure_factor * mean)
-
-    async def _run(self, transition: Transition) -> None:
-        try:
-            await transition.run()
-        except TimeoutError:
-            late = transition.late()
-            names = ", ".join(str(self._state.rank_of(process.address.seat)) for process in late)
-            for process in late:
-                transition.give_up_on(process)
-            transition.gathering = False
-            self._running = None
-            finding = Finding("transition timed out", Severity.SEV2)
-            self._fault(Evidence(finding, Method.STATISTICS, "", None, f"not ready: ranks {names}"))
-        except UnicronError as error:
-            self._hub.fail(error.message, error.hint)
-        except Exception as error:
-            log.exception("transition to epoch %d failed", transition.epoch)
-            self._hub.fail(f"internal error in the transition to epoch {transition.epoch}: {error!r}")
-        else:
-            self._progress.begin(time.monotonic())
-            asyncio.get_running_loop().call_soon(self.check_finished)
