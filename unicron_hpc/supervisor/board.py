@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from unicron_hpc.config import Settings
@@ -34,6 +34,7 @@ from unicron_hpc.supervisor.planning import Planning
 from unicron_hpc.supervisor.quorum import EXIT_MINORITY, Quorum, Right
 from unicron_hpc.supervisor.rank_messages import RankAddress, ToRank
 from unicron_hpc.supervisor.task_control import TaskControl
+from unicron_hpc.supervisor.watch_messages import DumpStacks, StacksDumped
 from unicron_hpc.supervisor.witness import failure_domains
 
 log = logging.getLogger(__name__)
@@ -218,6 +219,10 @@ class Board:
     def stop_rank(self, rank: RankAddress) -> None:
         self._post(rank.seat.node, StopRank(rank))
 
+    def dump_stacks(self, task: str, epoch: int, nodes: Collection[str]) -> None:
+        for node in nodes:
+            self._post(node, DumpStacks(task, epoch))
+
     def next_epoch(self) -> int:
         self.epoch += 1
         return self.epoch
@@ -250,6 +255,19 @@ class Board:
             self.journal.write(
                 "node_warning", self.epoch, node=node, error=finding.error, evidence=noticed.detail[-2000:]
             )
+
+    def on_stacks(self, node: str, dumped: StacksDumped) -> None:
+        """The stacks of a task's ranks on a node, from before anything was done to them."""
+        self.journal.write(
+            "stacks_dumped",
+            dumped.epoch,
+            task=dumped.task,
+            node=node,
+            ranks=[
+                {"slot": r.rank.seat.slot, "pid": r.pid, "state": r.state, "stacks": r.stacks, "file": r.file}
+                for r in dumped.ranks
+            ],
+        )
 
     def epoch_runs(self) -> None:
         """All who are here have taken part in a decision: they are the membership that the next one needs."""

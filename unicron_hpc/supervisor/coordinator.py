@@ -31,6 +31,7 @@ from unicron_hpc.supervisor.messages import (
 from unicron_hpc.supervisor.office import Office, Standing
 from unicron_hpc.supervisor.rank_messages import RankAddress
 from unicron_hpc.supervisor.startup import Startup
+from unicron_hpc.supervisor.watch_messages import StacksDumped
 
 log = logging.getLogger(__name__)
 
@@ -157,6 +158,9 @@ class Coordinator:
                 self._on_join(node, body)
             case Heartbeat(warm, _, commits):
                 node.warm = warm
+                for vital in body.vitals:
+                    if vital.rank.task in tasks:
+                        tasks[vital.rank.task].vitals.note(vital, time.monotonic())
                 for name, epoch, committed in commits:
                     if name in tasks:
                         tasks[name].on_commit(epoch, committed)
@@ -174,6 +178,8 @@ class Coordinator:
                 self._board.on_noticed(node.name, body)
             case Noticed(rank=RankAddress(task=name)) if name in tasks:
                 tasks[name].on_noticed(body)
+            case StacksDumped():
+                self._board.on_stacks(node.name, body)
             case DataReady(name, error):
                 if error:
                     self._board.fail(f"the data of task {name} could not be prepared", error)

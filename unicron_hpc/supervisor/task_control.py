@@ -38,6 +38,7 @@ from unicron_hpc.supervisor.rank_messages import (
 from unicron_hpc.supervisor.seats import Seats
 from unicron_hpc.supervisor.task_state import TaskState
 from unicron_hpc.supervisor.transitions import Transitions
+from unicron_hpc.supervisor.vitals import Vitals
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class TaskControl:
         self._progress = Progress(recovery.iteration_failure_factor, recovery.iteration_failure_floor)
         self._incidents = Incidents(self._state, hub, recovery)
         self._pace = Pace()
+        self.vitals = Vitals()
         self._transitions = Transitions(
             state=self._state,
             hub=hub,
@@ -199,8 +201,11 @@ class TaskControl:
         if self.finished or self.in_transition or self._sections:
             return
         late = self._progress.late(now)
-        if late is not None:
+        # Whoever is stuck in work of its own is named by its agent; this is for messages that got lost.
+        here = [process.address for process in self._state.seats]
+        if late is not None and not self.vitals.somebody_works(here, self._state.epoch, now):
             self._progress.pause()
+            self._dump_stacks()
             detail = f"no commit for {late:.1f} s, the mean is {self._progress.mean or 0:.2f} s"
             self._faults.fault(Evidence(TASK_HANG, Method.STATISTICS, "", None, detail))
 
@@ -250,7 +255,14 @@ class TaskControl:
         """An agent has found something out about one of its ranks, from outside."""
         process = None if noticed.rank is None else self._state.seats.find(noticed.rank)
         if process is not None and not self.finished:
+            if noticed.method is Method.STATISTICS and not self.in_transition:
+                self._dump_stacks()
             self._faults.noticed(process, noticed)
+
+    def _dump_stacks(self) -> None:
+        """Have every rank's stacks taken; what is ordered next is done to it afterwards."""
+        nodes = {process.address.seat.node for process in self._state.seats}
+        self._hub.dump_stacks(self.name, self._state.epoch, nodes)
 
     def on_node_lost(self, node: str) -> bool:
         """A node is out; so are the processes on it.
