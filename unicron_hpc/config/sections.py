@@ -194,3 +194,5 @@ class RecoverySettings(Frozen):
     """How long nodes that are no majority wait for slurmctld to say that the others are dead."""
     drain: bool = True
     """Ask Slurm to drain bad nodes."""
+    drills: bool = True
+    """Let `unicron drill` make things fail on purpose in this job; only its owner can."""

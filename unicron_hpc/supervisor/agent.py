@@ -22,6 +22,7 @@ from unicron_hpc.supervisor.address import own_address
 from unicron_hpc.supervisor.agent_environment import node_name, rank_environment
 from unicron_hpc.supervisor.allocation import Allocation, read_allocation
 from unicron_hpc.supervisor.coordinator import Coordinator
+from unicron_hpc.supervisor.drill_agent import Drills
 from unicron_hpc.supervisor.election import Ballot, Verdict, patience, verdict
 from unicron_hpc.supervisor.keys import read_keys
 from unicron_hpc.supervisor.local_ranks import LocalRanks
@@ -29,6 +30,7 @@ from unicron_hpc.supervisor.messages import (
     Beat,
     Body,
     DataReady,
+    Drill,
     Envelope,
     Finish,
     Heartbeat,
@@ -82,6 +84,7 @@ class Agent:
             run_folder / "logs" / f"zygote-{node}.log", rank_environment(os.environ, self._host), self._join
         )
         self._ranks = LocalRanks(run_folder, self._zygote, self._report)
+        self._drills = Drills(run_folder, node, settings.recovery.drills, self._ranks)
         self._commits = RecentCommits()
         self._ballot = Ballot(node)
         self._leader = allocation.nodes[0]
@@ -190,6 +193,8 @@ class Agent:
             elif envelope.term < self._leader_term and self._snapshot is not None:
                 # A coordinator that was stopped and does not know that it was succeeded.
                 self._transport.send(envelope.sender, self._leader_term, self._snapshot)
+        elif isinstance(body, Drill):
+            self._drills.take(body)  # from the job's owner, who has its keys; in no term
         elif self._coordinator is not None:
             self._coordinator.handle(envelope.sender, body)
 
