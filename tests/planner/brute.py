@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, permutations
 
 from unicron_hpc.planner.cost import Prediction, predict
 from unicron_hpc.planner.layout import Layout, Replica, Seat, Stage
@@ -49,8 +49,11 @@ def build(
 
 
 def all_layouts(work: TaskWork, nodes: Sequence[NodeSlots]) -> Iterator[tuple[Layout, Prediction]]:
-    """Every layout on equal nodes of one slot that fits in memory."""
+    """Every layout on nodes of one slot that fits in memory."""
     assert work.micro_batch_size is not None
+    slowdown = {node.name: node.slowdown for node in nodes}
+    # Nodes of one speed are the same node.
+    orders = {tuple(n.slowdown for n in order): order for order in permutations(nodes)}
     micro_batches = work.global_batch_size // work.micro_batch_size
     kinds = [c for p in range(1, work.num_layers + 1) for c in compositions(work.num_layers, p)]
     for number in range(1, len(nodes) + 1):
@@ -58,7 +61,8 @@ def all_layouts(work: TaskWork, nodes: Sequence[NodeSlots]) -> Iterator[tuple[La
             if sum(map(len, pipes)) > len(nodes) or number > micro_batches:
                 continue
             for share in compositions(micro_batches, number):
-                layout = build(work, pipes, share, nodes)
-                found = predict(layout, work)
-                if found.memory_bytes <= found.memory_limit:
-                    yield layout, found
+                for order in orders.values():
+                    layout = build(work, pipes, share, order)
+                    found = predict(layout, work, slowdown)
+                    if found.memory_bytes <= found.memory_limit:
+                        yield layout, found

@@ -10,11 +10,23 @@ from unicron_hpc.planner.layout import Layout, Replica, Seat, Stage
 
 
 class Pipe(msgspec.Struct, frozen=True):
-    """One replica: layers per stage, seconds to fill, seconds per further micro-batch."""
+    """One replica.
+
+    Attributes
+    ----------
+    counts
+        Layers per stage.
+    through, each
+        Seconds to fill, and per further micro-batch.
+    order
+        Which of the replica's groups each stage takes, counted from 0; empty for one after the other. It
+        matters where they differ in speed.
+    """
 
     counts: tuple[int, ...]
     through: float
     each: float
+    order: tuple[int, ...] = ()
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,8 +96,9 @@ def seated(candidate: Candidate, places: Sequence[tuple[str, int]], num_layers: 
     for pipe, share in candidate.pipes():
         stages: list[Stage] = []
         layer = 0
-        for count in pipe.counts:
-            node, block = places[group]
+        start = group
+        for k, count in enumerate(pipe.counts):
+            node, block = places[start + pipe.order[k] if pipe.order else group]
             first = group * tensor
             stages.append(Stage(layer, layer + count - 1, tuple(range(first, first + tensor))))
             seats.extend([Seat(node, block * tensor + k) for k in range(tensor)])

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import msgspec
 
 from unicron_hpc.planner import limits
-from unicron_hpc.planner.candidate import Candidate, Pipe, seated
+from unicron_hpc.planner.candidate import Candidate, seated
 from unicron_hpc.planner.cost import Prediction, predict
 from unicron_hpc.planner.equal import equal_nodes, least_seconds
 from unicron_hpc.planner.layout import Layout
-from unicron_hpc.planner.mixed import fastest_segments
+from unicron_hpc.planner.mixed import unequal_nodes
 from unicron_hpc.planner.options import degrees, sizes
 from unicron_hpc.planner.scope import Scope, bench, kinds_of, scope
 from unicron_hpc.planner.work import NodeSlots, TaskWork
@@ -54,22 +54,6 @@ def _fixed_pipeline(part: Scope, depth: int) -> list[Candidate]:
     return [part.candidate(kinds_of(depths, ((depth, number),)))]
 
 
-def _unequal_nodes(part: Scope, best: float) -> list[Candidate]:
-    """Candidates where nodes differ in speed; groups are taken fastest first."""
-    found = [
-        part.candidate([(Pipe(*pipe), 1) for pipe in pipes])
-        for pipes in fastest_segments(part.bench.slowdown, part.depths, part.micro_batches)
-    ]
-    # The fast nodes alone: the answer is never worse than leaving the slow ones out.
-    cut = part.bench
-    fast = sum(s == cut.slowdown[0] for s in cut.slowdown)
-    places = cut.places[:fast]
-    kept = msgspec.structs.replace(
-        cut, places=places, slowdown=cut.slowdown[:fast], nodes=len({node for node, _ in places})
-    )
-    return found + equal_nodes(msgspec.structs.replace(part, bench=kept), best)
-
-
 def candidates(work: TaskWork, nodes: Sequence[NodeSlots], previous: Layout | None = None) -> list[Candidate]:
     """Ways to run the task on the nodes, fastest first.
 
@@ -99,7 +83,7 @@ def candidates(work: TaskWork, nodes: Sequence[NodeSlots], previous: Layout | No
         elif part.bench.slowdown[0] == part.bench.slowdown[-1]:
             found += equal_nodes(part, best)
         else:
-            found += _unequal_nodes(part, best)
+            found += unequal_nodes(part, best)
         best = min((c.seconds for c in found), default=math.inf)
     if not found:
         raise limits.nothing_fits(work, nodes, previous)
