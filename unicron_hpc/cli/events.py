@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Iterator
@@ -13,14 +14,15 @@ import click
 from unicron_hpc.cli.failing import ends_with_errors
 from unicron_hpc.cli.find_run import find_run_folder
 from unicron_hpc.report.journal import EVENTS, read_lines
-
-#: Fields that are shown only with --json: long, or shown elsewhere.
-_HIDDEN = {"time", "type", "epoch", "evidence", "ranks", "replicas", "steps", "detail", "incarnation"}
+from unicron_hpc.report.sentences import sentence
+from unicron_hpc.report.story import incidents_of
+from unicron_hpc.report.telling import incident_lines
 
 
 @click.command("events")
 @click.argument("job")
-@click.option("--json", "as_json", is_flag=True, help="The journal's own lines, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="For programs: the journal's own lines, or a list.")
+@click.option("--incidents", is_flag=True, help="Tell each incident as a whole, instead of every event.")
 @click.option("--follow", "-f", is_flag=True, help="Go on until the job has finished.")
 @click.option(
     "--run-dir",
@@ -28,15 +30,32 @@ _HIDDEN = {"time", "type", "epoch", "evidence", "ranks", "replicas", "steps", "d
     help="Where run folders lie, for a job that Slurm has forgotten.",
 )
 @ends_with_errors
-def command(job: str, as_json: bool, follow: bool, run_dir: Path | None) -> None:
-    """Show what happened in JOB (a job id, or a run folder), oldest first.
+def command(job: str, as_json: bool, incidents: bool, follow: bool, run_dir: Path | None) -> None:
+    """Show what happened in JOB (a job id, or a run folder), oldest first: time, [epoch], event.
 
     \b
       unicron events 4711
       unicron events --follow 4711
+      unicron events --incidents 4711      what broke, how we know, what was done, how long it took
     """
-    for event in _events(find_run_folder(job, run_dir) / EVENTS, follow):
+    if incidents and follow:
+        raise click.UsageError("--incidents tells what has happened so far: leave out --follow")
+    path = find_run_folder(job, run_dir) / EVENTS
+    if incidents:
+        _tell_incidents(path, as_json)
+        return
+    for event in _events(path, follow):
         click.echo(json.dumps(event) if as_json else describe(event))
+
+
+def _tell_incidents(path: Path, as_json: bool) -> None:
+    stories = incidents_of(read_lines(path))
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(story) for story in stories]))
+    elif not stories:
+        click.echo("no incident so far")
+    for story in () if as_json else stories:
+        click.echo("\n".join(incident_lines(story)))
 
 
 def _events(path: Path, follow: bool) -> Iterator[dict[str, Any]]:
@@ -53,23 +72,6 @@ def _events(path: Path, follow: bool) -> Iterator[dict[str, Any]]:
 
 
 def describe(event: dict[str, Any]) -> str:
-    """One event on one line: local time, epoch, type, and what belongs to it."""
+    """One event on one line: local time, epoch, and what happened."""
     clock = time.strftime("%H:%M:%S", time.localtime(event["time"]))
-    fields = " ".join(
-        f"{key}={_short(value)}"
-        for key, value in event.items()
-        if key not in _HIDDEN and value not in (None, "")
-    )
-    return (
-        f"{clock}.{int(event['time'] * 1000) % 1000:03d} [{event['epoch']}] {event['type']} {fields}".rstrip()
-    )
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.3f}"
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    if isinstance(value, dict):
-        return ",".join(f"{key}:{inner}" for key, inner in value.items())
-    return str(value)
+    return f"{clock}.{int(event['time'] * 1000) % 1000:03d} [{event['epoch']}] {sentence(event)}"

@@ -24,13 +24,16 @@ def status_of(events: Iterable[Mapping[str, Any]], metrics: Iterable[Mapping[str
     Returns
     -------
     dict
-        `job_id`, `state` (Slurm's word), `epoch`, `iteration` (committed, of the slowest task),
+        `job_id`, `shown_id` (as Slurm's commands show it), `ends` (unix time of the time limit, or None),
+        `state` (Slurm's word), `epoch`, `iteration` (committed, of the slowest task),
         `iterations` and `train_iters` per task, `coordinator`, `incidents`, `cause` (of a failed run), and
         `nodes`: `name`, `role` (`active`, `spare`, `lost`), `agent_pid`, `ranks`: `rank`, `pid`, `task`,
         `replica`, `stage`, `layers` ([first, last]).
     """
     job: dict[str, Any] = {
         "job_id": None,
+        "shown_id": None,
+        "ends": None,
         "state": "PENDING",
         "epoch": 0,
         "iteration": 0,
@@ -49,6 +52,7 @@ def status_of(events: Iterable[Mapping[str, Any]], metrics: Iterable[Mapping[str
         match event["type"]:
             case "job_started":
                 job.update(job_id=event["job_id"], state="RUNNING", train_iters=event["train_iters"])
+                job.update(shown_id=event.get("shown_id", event["job_id"]), ends=event.get("ends"))
                 for place, node in enumerate(event["nodes"]):
                     roles[node] = "active" if place < event["active"] else "spare"
                     agents[node] = None

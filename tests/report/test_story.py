@@ -1,0 +1,154 @@
+"""Incidents as stories, and the commands that tell them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from unicron_hpc.cli.main import main
+from unicron_hpc.report.journal import read_lines
+from unicron_hpc.report.story import incidents_of
+from unicron_hpc.report.telling import MOST_WITNESSES, incident_lines
+
+JOURNAL = Path(__file__).parent / "journals" / "rank_killed_then_node_lost.jsonl"
+RUN = list(read_lines(JOURNAL))
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """A run folder with the journal of a real run."""
+    folder = tmp_path / "gpt-tiny-4711"
+    folder.mkdir()
+    (folder / "train.yaml").touch()  # by which a run folder is known
+    shutil.copy(JOURNAL, folder / "events.jsonl")
+    return folder
+
+
+def fault(incident: int, **more: Any) -> dict[str, Any]:
+    """A fault of rank 0 on n1."""
+    fields = {
+        "time": 10.0,
+        "type": "fault_detected",
+        "epoch": 1,
+        "task": "a",
+        "incident": incident,
+        "node": "n1",
+        "rank": 0,
+        "error": "connection to a peer lost",
+        "method": "exception propagation",
+        "severity": "SEV3",
+        "evidence": "RuntimeError: Connection closed by peer",
+    }
+    return {**fields, **more}
+
+
+def test_every_incident_of_a_run_is_told_with_its_place_and_its_time() -> None:
+    killed, lost = incidents_of(RUN)
+    assert (killed.error, killed.ranks, killed.nodes, killed.severity) == (
+        "killed (SIGKILL)",
+        [1],
+        ["n2"],
+        "SEV2",
+    )
+    assert (lost.error, lost.ranks, lost.nodes) == ("lost connection", [], ["n4"])
+    assert lost.seconds == pytest.approx(2.142, abs=1e-3)
+    assert lost.transition_seconds == pytest.approx(1.996, abs=1e-3)
+    assert lost.ended == "over at iteration 132"
+
+
+def test_the_story_lists_what_was_done_in_order() -> None:
+    done = incidents_of(RUN)[1].actions
+    assert done[0] == "go on without the node"
+    assert "a spare in the lost node's place" in done[1]
+    assert done[2].startswith("task gpt-tiny computes in epoch 3")
+    assert len(done) == 3
+
+
+def test_a_verdict_replaces_the_first_impression_and_keeps_its_evidence() -> None:
+    verdict = {
+        "time": 11.0,
+        "type": "verdict",
+        "epoch": 1,
+        "task": "a",
+        "incident": 1,
+        "error": "ECC error",
+        "severity": "SEV1",
+        "suspects": [7],
+        "nodes": ["n8"],
+        "victims": [0],
+        "collateral": [],
+        "evidence": ["rank 7 on n8 said: uncorrectable ECC error"],
+        "corrects": True,
+    }
+    (story,) = incidents_of([fault(1), verdict])
+    assert (story.error, story.ranks, story.nodes, story.victims) == ("ECC error", [7], ["n8"], [0])
+    assert story.evidence[-1] == "rank 7 on n8 said: uncorrectable ECC error"
+    assert "Connection closed by peer" in story.evidence[0]
+
+
+def test_later_witnesses_add_to_the_evidence_and_change_nothing_else() -> None:
+    (story,) = incidents_of([fault(1), fault(1, time=11.0, rank=2, error="timeout", severity="SEV2")])
+    assert (story.error, story.severity, story.detected) == ("connection to a peer lost", "SEV3", 10.0)
+    assert len(story.evidence) == 2
+    assert len(story.actions) == 1
+
+
+def test_a_drain_is_told_with_the_incident_that_made_it_needed() -> None:
+    drained = {"time": 12.0, "type": "drain_result", "epoch": 1, "node": "n1", "message": "n1 is draining"}
+    elsewhere = {**drained, "node": "n9"}
+    (story,) = incidents_of([fault(1, severity="SEV1"), drained, elsewhere])
+    assert story.actions == ["go on without the node", "drain of n1: n1 is draining"]
+
+
+def test_an_incident_that_the_job_did_not_survive_says_so() -> None:
+    end = {"time": 13.0, "type": "job_finished", "epoch": 1, "state": "failed", "cause": "nan"}
+    (story,) = incidents_of([fault(1), end])
+    assert story.ended == "not over when the job failed"
+    assert "not over when the job failed" in incident_lines(story)[-1]
+
+
+def test_many_witnesses_are_counted_and_not_all_named() -> None:
+    (story,) = incidents_of([fault(1, rank=rank) for rank in range(MOST_WITNESSES + 3)])
+    assert "and 3 more" in "\n".join(incident_lines(story))
+
+
+def test_the_command_tells_what_broke_how_we_know_what_was_done_and_how_long_it_took(
+    run_folder: Path,
+) -> None:
+    told = CliRunner().invoke(main, ["events", "--incidents", str(run_folder)])
+    assert told.exit_code == 0, told.output
+    for title in ("what broke", "how we know", "what was done", "how long"):
+        assert told.output.count(title) == 2
+    assert "rank 1 on n2" in told.output
+    assert "2.14 s from the first sign to the next commit" in told.output
+
+
+def test_programs_get_the_incidents_as_a_list_and_the_events_as_they_are(run_folder: Path) -> None:
+    listed = CliRunner().invoke(main, ["events", "--incidents", "--json", str(run_folder)])
+    assert [one["number"] for one in json.loads(listed.output)] == [1, 2]
+    events = CliRunner().invoke(main, ["events", "--json", str(run_folder)])
+    assert [json.loads(line) for line in events.output.splitlines()] == RUN
+
+
+def test_events_are_sentences_with_time_and_epoch(run_folder: Path) -> None:
+    told = CliRunner().invoke(main, ["events", str(run_folder)])
+    assert len(told.output.splitlines()) == len(RUN)
+    assert "[2] incident 1 is over" in told.output
+
+
+def test_status_shows_the_latest_incidents(run_folder: Path) -> None:
+    told = CliRunner().invoke(main, ["status", str(run_folder)], env={"COLUMNS": "200"})
+    assert told.exit_code == 0, told.output
+    assert "lost connection, SEV1" in told.output
+    assert "node health monitoring" in told.output
+
+
+def test_whole_incidents_cannot_be_followed(run_folder: Path) -> None:
+    refused = CliRunner().invoke(main, ["events", "--incidents", "--follow", str(run_folder)])
+    assert refused.exit_code == 2
+    assert "--follow" in refused.output

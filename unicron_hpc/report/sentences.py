@@ -1,0 +1,216 @@
+"""Events of the journal as sentences for people; what a sentence leaves out is in the journal itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+Event = Mapping[str, Any]
+
+#: What each severity has done about it.
+ACTIONS: Mapping[str, str] = {
+    "SEV3": "try again in place",
+    "SEV2": "start a new process",
+    "SEV1": "go on without the node",
+    "PROGRAM": "end the run: no retry helps against the program's own fault",
+    "INFO": "nothing to be done",
+}
+_REASONS = {
+    "start": "the first layout",
+    "same seats": "the same layout",
+    "spare": "the same layout with a spare in the lost node's place",
+    "redistributed": "a new layout over the nodes that are left",
+}
+_SOURCES = {
+    "peer": "from peers",
+    "memory": "from a neighbour's memory",
+    "disk": "from a checkpoint",
+    "seed": "made anew",
+}
+_LONGEST_EVIDENCE = 240
+
+
+def sentence(event: Event) -> str:
+    """What happened, in a sentence; of an event without one, its fields."""
+    tell = _SENTENCES.get(event["type"])
+    try:
+        return tell(event) if tell else _fields(event)
+    except (KeyError, TypeError, ValueError):
+        return _fields(event)  # of another version, or damaged: shown as it is
+
+
+def seconds(value: float) -> str:
+    """A duration: `0.28 s`, `12 s`, `3 min 5 s`, `2 h 10 min`."""
+    if value < 10:
+        return f"{value:.2g} s" if value < 0.01 else f"{value:.2f} s"
+    whole = round(value)
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def size(count: float) -> str:
+    """A number of bytes: `2.1 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def place(event: Event) -> str:
+    """Where an event was: `rank 3 on n2`, `n2`, or the task."""
+    rank, node = event.get("rank"), event.get("node")
+    if rank is not None and node:
+        return f"rank {rank} on {node}"
+    if node:
+        return f"a process on {node}" if event.get("pid") else str(node)
+    return f"task {event['task']}" if event.get("task") else "the job"
+
+
+def names(items: Iterable[Any]) -> str:
+    """`n1, n2 and n3`."""
+    words = [str(item) for item in items]
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else "none"
+
+
+def brief(evidence: str) -> str:
+    """The last line of a longer text that says something; of a Python warning, the warning itself."""
+    lines = [line.strip() for line in evidence.splitlines()]
+    lines = [line for line in lines if line and not line.startswith("warnings.warn(")]
+    return lines[-1][:_LONGEST_EVIDENCE] if lines else ""
+
+
+def _job_started(event: Event) -> str:
+    nodes, active = event["nodes"], event["active"]
+    spares = f"; spares: {names(nodes[active:])}" if nodes[active:] else ""
+    return f"job {event.get('shown_id') or event['job_id']} begins: {names(nodes[:active])} train{spares}"
+
+
+def _rank_exited(event: Event) -> str:
+    status = event["status"]
+    how = "for a reason unknown" if status is None else f"with code {status}"
+    if status is not None and status < 0:
+        how = f"by signal {-status}"
+    return f"{place(event)} ended {how} (process {event['pid']})"
+
+
+def _fault(event: Event) -> str:
+    action = ACTIONS.get(event["severity"], "")
+    told = f"incident {event['incident']}: {event['error']}, {place(event)}"
+    return f"{told}; noticed by {event['method']}; {event['severity']}: {action}"
+
+
+def _verdict(event: Event) -> str:
+    again = " now" if event.get("corrects") else ""
+    guilty = [f"rank {rank}" for rank in event.get("suspects") or ()] + list(event.get("nodes") or ())
+    others = sorted({*(event.get("victims") or ()), *(event.get("collateral") or ())})
+    only = f"; ranks {names(others)} only suffered from it" if others else ""
+    return f"incident {event['incident']}: the cause is{again} {event['error']}, {names(guilty)}{only}"
+
+
+def _action(event: Event) -> str:
+    rule = f" (rule: {event['rule']})" if event.get("rule") else ""
+    return f"incident {event['incident']}: {event['action']}{rule}"
+
+
+def _plan(event: Event) -> str:
+    ready = "planned ahead" if event["from_table"] else f"planned in {seconds(event['seconds'])}"
+    why = _REASONS.get(event["reason"], event["reason"])
+    return f"task {event['task']}: {why} on {names(event['nodes'])}, {ready}"
+
+
+def _transition(event: Event) -> str:
+    moved = [
+        f"{size(event['state_sources'][source])} {words}"
+        for source, words in _SOURCES.items()
+        if event["state_sources"].get(source)
+    ]
+    state = f"; state: {names(moved)}" if moved else "; no state had to move"
+    return f"task {event['task']} computes in epoch {event['epoch']} after {seconds(event['seconds'])}{state}"
+
+
+def _closed(event: Event) -> str:
+    return (
+        f"incident {event['incident']} is over: iteration {event['iteration']} of task {event['task']} is"
+        f" committed, {seconds(event['seconds'])} after the first sign"
+    )
+
+
+def _drain_result(event: Event) -> str:
+    return f"drain of {event['node']}: {event['message']}"
+
+
+def _finished(event: Event) -> str:
+    cause = f": {event['cause']}" if event.get("cause") else ""
+    return f"the job has {event['state']}{cause}" if event["state"] != "cancelled" else f"cancelled{cause}"
+
+
+def _plans_ready(event: Event) -> str:
+    return f"{event['plans']} plans are ready for what may come next"
+
+
+def _slow_node(event: Event) -> str:
+    return f"{event['node']} takes {float(event['factor']):.2f} x the time that others take"
+
+
+def _stacks(event: Event) -> str:
+    return f"stacks of ranks {names(event['ranks'])} of task {event['task']} were written to logs/"
+
+
+def _agent_lost(event: Event) -> str:
+    return f"{event['node']} is out of the job: {event['reason']}"
+
+
+_SENTENCES: Mapping[str, Callable[[Event], str]] = {
+    "action_chosen": _action,
+    "agent_joined": lambda e: f"the agent of {e['node']} is up ({e['role']})",
+    "agent_lost": _agent_lost,
+    "checkpoint_failed": lambda e: f"the checkpoint of iteration {e['iteration']} could not be written",
+    "checkpoint_saved": lambda e: f"checkpoint of iteration {e['iteration']} saved, {size(e['bytes'])}",
+    "checkpoint_skipped": lambda e: f"checkpoint {e['path']} is passed over: {e['reason']}",
+    "coordinator_elected": lambda e: f"{e['node']} coordinates (term {e['term']})",
+    "drain_requested": lambda e: f"Slurm is asked to drain {e['node']}: {e['reason']}",
+    "drain_result": _drain_result,
+    "fault_detected": _fault,
+    "incident_closed": _closed,
+    "job_finished": _finished,
+    "job_started": _job_started,
+    "node_warning": lambda e: f"{e['node']}: {e['error']}: {brief(e['evidence'])}",
+    "plan_chosen": _plan,
+    "plans_ready": _plans_ready,
+    "rank_exited": _rank_exited,
+    "rank_started": lambda e: f"process {e['pid']} of task {e['task']} runs on {e['node']}",
+    "slow_node": _slow_node,
+    "stacks_dumped": _stacks,
+    "state_lost": lambda e: f"no survivor has {names(e['units'])} of task {e['task']}: back to a checkpoint",
+    "table_miss": lambda e: f"{e['event']} had no plan ready; made in {seconds(e['seconds'])}",
+    "task_finished": lambda e: f"task {e['task']} is finished at iteration {e['iteration']}",
+    "task_waiting": lambda e: f"no node is left for task {e['task']}; it waits",
+    "transition_finished": _transition,
+    "transition_started": lambda e: f"task {e['task']} moves to epoch {e['epoch']}",
+    "verdict": _verdict,
+}
+#: Events with a sentence of their own.
+TOLD = frozenset(_SENTENCES)
+
+
+def _fields(event: Event) -> str:
+    shown = (
+        f"{key}={_short(value)}"
+        for key, value in event.items()
+        if key not in ("time", "type", "epoch") and value not in (None, "")
+    )
+    return f"{event['type']} {' '.join(shown)}".rstrip()
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    if isinstance(value, dict):
+        return ",".join(f"{key}:{inner}" for key, inner in value.items())
+    return str(value)

@@ -1,0 +1,121 @@
+"""The incidents of a run, from its journal: what broke, how we know, what was done, how long it took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from unicron_hpc.report.sentences import ACTIONS, brief, place, sentence
+
+#: Events without an incident's number that belong to the one that is open.
+_STEPS = ("plan_chosen", "state_lost", "stacks_dumped")
+
+
+@dataclass(slots=True)
+class IncidentStory:
+    """One incident.
+
+    Attributes
+    ----------
+    number, task
+        Which it is, and of which task.
+    error, severity, where
+        What broke, how badly, and where; of the latest verdict.
+    nodes, ranks
+        The guilty ones.
+    victims
+        Ranks that only suffered from it.
+    methods, evidence
+        How we know: methods of detection, and the words of every witness.
+    actions
+        What was done, in order.
+    began, detected
+        Unix time of the fault where it is known, and of when we knew of it.
+    seconds
+        From the first sign to the next committed iteration; None while it is open.
+    detection_seconds, transition_seconds
+        Of these, until it was noticed (None where the fault's own time is not known), and in transitions.
+    """
+
+    number: int
+    task: str
+    error: str = "not known yet"
+    severity: str = ""
+    where: str = ""
+    nodes: list[str] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    victims: list[int] = field(default_factory=list)
+    methods: list[str] = field(default_factory=list)
+    evidence: list[str] = field(default_factory=list)
+    actions: list[str] = field(default_factory=list)
+    began: float | None = None
+    detected: float | None = None
+    seconds: float | None = None
+    detection_seconds: float | None = None
+    transition_seconds: float = 0.0
+    ended: str = "open"
+
+
+def incidents_of(events: Iterable[Mapping[str, Any]]) -> list[IncidentStory]:
+    """Every incident in a journal, oldest first."""
+    stories: dict[int, IncidentStory] = {}
+    latest: dict[str, IncidentStory] = {}
+    for event in events:
+        kind = event["type"]
+        number = event.get("incident")
+        if kind == "job_finished":
+            for story in stories.values():
+                if story.seconds is None:
+                    story.ended = f"not over when the job {event['state']}"
+        elif kind in ("drain_result", "agent_lost"):
+            for story in latest.values():
+                if event["node"] in story.nodes:
+                    story.actions.append(sentence(event))
+        elif number is None:
+            told = latest.get(str(event.get("task", "")))
+            if kind in _STEPS and told is not None and told.seconds is None:
+                told.actions.append(sentence(event))
+        else:
+            task = str(event.get("task", ""))
+            story = stories.setdefault(int(number), IncidentStory(int(number), task))
+            latest[task] = story
+            _add(story, event)
+    return [stories[number] for number in sorted(stories)]
+
+
+def _add(story: IncidentStory, event: Mapping[str, Any]) -> None:
+    match event["type"]:
+        case "fault_detected":
+            _fault(story, event)
+        case "verdict":
+            story.error, story.severity = event["error"], event["severity"]
+            story.ranks = list(event.get("suspects") or ())
+            story.nodes = list(event.get("nodes") or ()) or story.nodes
+            story.victims = sorted({*(event.get("victims") or ()), *(event.get("collateral") or ())})
+            story.evidence = [*story.evidence, *(e for e in event["evidence"] if e not in story.evidence)]
+        case "action_chosen":
+            story.actions.append(str(event["action"]))
+        case "transition_finished":
+            story.transition_seconds += float(event["seconds"])
+            story.actions.append(sentence(event))
+        case "incident_closed":
+            story.seconds, story.ended = float(event["seconds"]), f"over at iteration {event['iteration']}"
+            story.detection_seconds = event.get("detection_seconds", story.detection_seconds)
+
+
+def _fault(story: IncidentStory, event: Mapping[str, Any]) -> None:
+    words = brief(str(event.get("evidence") or ""))
+    story.evidence.append(
+        f"{place(event)}: {event['error']} ({event['method']}){f': {words}' if words else ''}"
+    )
+    if event["method"] not in story.methods:
+        story.methods.append(event["method"])
+    if story.detected is None:
+        story.detected, story.began = float(event["time"]), event.get("fault_time")
+        story.error, story.severity, story.where = event["error"], event["severity"], place(event)
+        story.actions.append(ACTIONS.get(event["severity"], event["severity"]))
+    if event.get("node") and event["node"] not in story.nodes:
+        story.nodes.append(event["node"])
+    if event.get("rank") is not None and event["rank"] not in story.ranks:
+        story.ranks.append(event["rank"])
