@@ -46,6 +46,7 @@ from unicron_hpc.supervisor.messages import (
     VoteRequest,
 )
 from unicron_hpc.supervisor.node_data import prepare_task_data
+from unicron_hpc.supervisor.oom import MemoryKills, counter_file
 from unicron_hpc.supervisor.rank_messages import RankCommitted
 from unicron_hpc.supervisor.recent_commits import RecentCommits
 from unicron_hpc.supervisor.transport import Transport
@@ -83,7 +84,8 @@ class Agent:
         self._zygote = Zygote(
             run_folder / "logs" / f"zygote-{node}.log", rank_environment(os.environ, self._host), self._join
         )
-        self._ranks = LocalRanks(run_folder, self._zygote, self._report)
+        self._memory_kills = MemoryKills(counter_file())
+        self._ranks = LocalRanks(run_folder, self._zygote, self._report, self._memory_kills)
         self._drills = Drills(run_folder, node, settings.recovery.drills, self._ranks)
         self._commits = RecentCommits()
         self._ballot = Ballot(node)
@@ -259,6 +261,7 @@ class Agent:
             now = time.monotonic()
             stalled = now - self._last_tick - interval / 2
             self._last_tick = now
+            self._memory_kills.look()
             if stalled > interval:
                 # We did not run ourselves (stopped, or starved): silence of others proves nothing.
                 self._leader_heard += stalled

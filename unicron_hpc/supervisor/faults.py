@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unicron_hpc.config import RecoverySettings
 from unicron_hpc.detect.exceptions import explain_exception
-from unicron_hpc.detect.exits import explain_exit
+from unicron_hpc.detect.exits import describe_end, explain_exit
 from unicron_hpc.detect.severity import Method, Severity
 from unicron_hpc.supervisor.hub import Hub
 from unicron_hpc.supervisor.incident import Evidence
@@ -42,9 +42,10 @@ class Faults:
     def exited(self, exited: RankExited, rank: int | None) -> None:
         """A process of ours ended before its time."""
         state, seat = self._state, exited.rank.seat
-        finding = explain_exit(exited.status)
+        finding = explain_exit(exited.status, words=exited.words, memory=exited.memory)
+        detail = describe_end(exited.status, core=exited.core, memory=exited.memory, tail=exited.tail)
         state.restarts[seat] += 1
-        self.fault(Evidence(finding, Method.PROCESS, seat.node, rank, exited.tail, exited.time))
+        self.fault(Evidence(finding, Method.PROCESS, seat.node, rank, detail, exited.time))
         if state.restarts[seat] > self._recovery.max_restarts_per_rank:
             ended = f"rank {rank} ended {state.restarts[seat]} times without progress ({finding.error})"
             self._hub.node_is_bad(seat.node, ended)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
 import contextlib
+import fcntl
 import logging
-import os
+import signal
+import socket
+import termios
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -15,12 +19,18 @@ import msgspec
 from unicron_hpc.errors import UnicronError
 from unicron_hpc.planner.layout import Seat
 from unicron_hpc.runtime.environment import RUN_FOLDER, SEAT, TASK
+from unicron_hpc.supervisor.in_time import in_time
 from unicron_hpc.supervisor.messages import Body, RankExited, RankSaid, RankStarted, RankState
+from unicron_hpc.supervisor.oom import MemoryKills
+from unicron_hpc.supervisor.rank_log import LastLines, RankLog
 from unicron_hpc.supervisor.rank_messages import (
     HEADER_BYTES,
     Cut,
     RankAddress,
     RankCommitted,
+    RankFault,
+    RankHeld,
+    RankReady,
     RebuildOrder,
     ToRank,
     frame,
@@ -31,8 +41,9 @@ from unicron_hpc.supervisor.zygote_client import RankProcess, Zygote
 
 log = logging.getLogger(__name__)
 
-#: Bytes of a dead rank's log that travel with the news of its death.
-TAIL_BYTES = 4000
+#: How long a dead rank's last messages and its log may take to be read, in seconds.
+LAST_WORDS_LIMIT = 1.0
+LOG_LIMIT = 0.5
 
 
 #: A task's place on this node. While a node changes hands, two tasks have a process in the same seat.
@@ -46,9 +57,10 @@ def _place(address: RankAddress) -> Place:
 class _LocalRank:
     """One live process and the task that listens to it."""
 
-    def __init__(self, address: RankAddress, process: RankProcess) -> None:
+    def __init__(self, address: RankAddress, process: RankProcess, log: RankLog) -> None:
         self.address = address
         self.process = process
+        self.log = log
         self.epoch = 0
         self.writer: asyncio.StreamWriter | None = None
 
@@ -64,9 +76,18 @@ class LocalRanks:
         Forks them.
     report
         Takes what the coordinator must know.
+    memory
+        Knows who was killed for want of memory.
     """
 
-    def __init__(self, run_folder: Path, zygote: Zygote, report: Callable[[Body], None]) -> None:
+    def __init__(
+        self,
+        run_folder: Path,
+        zygote: Zygote,
+        report: Callable[[Body], None],
+        memory: MemoryKills | None = None,
+    ) -> None:
+        self._memory = memory or MemoryKills(None)
         self._run_folder = run_folder
         self._zygote = zygote
         self._report = report
@@ -143,19 +164,21 @@ class LocalRanks:
     async def _run(self, address: RankAddress) -> None:
         """The whole life of one rank process, seen from outside."""
         name = f"rank-{address.seat.node}-{address.seat.slot}.log"
-        log_path = self._run_folder / "logs" / name
+        rank_log = RankLog(self._run_folder / "logs" / name)
         environment = {
             RUN_FOLDER: str(self._run_folder),
             TASK: address.task,
             SEAT: f"{address.seat.node}:{address.seat.slot}",
         }
+        with contextlib.suppress(TimeoutError):
+            await in_time(rank_log.begin, LOG_LIMIT)
         try:
-            process = await self._zygote.spawn(log_path, environment)
+            process = await self._zygote.spawn(rank_log.path, environment)
         except UnicronError as error:
             self._is_wanted(address)
             self._report(RankExited(address, 0, None, str(error), time.time()))
             return
-        rank = _LocalRank(address, process)
+        rank = _LocalRank(address, process, rank_log)
         if self._is_wanted(address):
             self._ranks[_place(address)] = rank
         else:
@@ -164,15 +187,36 @@ class LocalRanks:
         self._report(RankStarted(address, process.pid))
         listener = asyncio.create_task(self._listen(rank, reader))
         await process.gone.wait()
+        killed = process.status in (None, -signal.SIGKILL)
+        memory = self._memory.evidence(process.pid) if killed else ""
+        last = await self._last_lines(rank)
         # What it said before it died is in the socket's buffer and comes before the news of its death.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1.0):
-                await listener
-        listener.cancel()
+        await _drained(listener, process.socket)
         rank.writer.close()
         if self._ranks.get(_place(address)) is rank:
             del self._ranks[_place(address)]
-        self._report(RankExited(address, process.pid, process.status, _tail(log_path), time.time()))
+        self._report(
+            RankExited(
+                address,
+                process.pid,
+                process.status,
+                last.tail,
+                process.died,
+                core=process.core,
+                words=last.words,
+                memory=memory,
+            )
+        )
+
+    async def _last_lines(self, rank: _LocalRank) -> LastLines:
+        try:
+            return await in_time(rank.log.last_lines, LOG_LIMIT)
+        except TimeoutError:
+            return LastLines(f"({rank.log.path} could not be read within {LOG_LIMIT} s)", "")
+
+    async def _mark(self, rank: _LocalRank) -> None:
+        with contextlib.suppress(TimeoutError):
+            await in_time(rank.log.mark, LOG_LIMIT)
 
     def _is_wanted(self, address: RankAddress) -> bool:
         """Whether a process that was just forked was neither stopped nor superseded in the meantime."""
@@ -188,6 +232,8 @@ class LocalRanks:
                 said = from_rank_decoder.decode(await reader.readexactly(frame_length(header)))
                 if isinstance(said, RankCommitted):
                     rank.epoch = said.epoch
+                elif isinstance(said, RankReady | RankHeld | RankFault):
+                    self._background(self._mark(rank))
                 self._report(RankSaid(rank.address, said, time.time()))
         except (asyncio.IncompleteReadError, ConnectionError):
             return
@@ -197,11 +243,28 @@ class LocalRanks:
             rank.process.kill()
 
 
-def _tail(path: Path) -> str:
-    """The end of a log file."""
+async def _drained(listener: asyncio.Task[None], sock: socket.socket) -> None:
+    """Wait until all that a dead rank had sent has been heard.
+
+    That is not always the end of the stream: a child that it left behind (a data loader's worker) keeps its
+    end of the socket open. But what the rank itself wrote is there already.
+    """
+    deadline = time.monotonic() + LAST_WORDS_LIMIT
+    turns = 0
+    while not listener.done() and turns < 3 and time.monotonic() < deadline:
+        # Three turns of the loop bring what was read to the listener: the transport's, the reader's, its own.
+        turns = 0 if _unread(sock) else turns + 1
+        await asyncio.sleep(0)
+    listener.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await listener
+
+
+def _unread(sock: socket.socket) -> int:
+    """Bytes that the kernel still holds."""
+    count = array.array("i", [0])
     try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
+        fcntl.ioctl(sock, termios.FIONREAD, count)
+    except (OSError, ValueError):
+        return 0  # closed: the end of the stream was seen
+    return count[0]
