@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store  # torch.distributed hides them from mypy
 
 from unicron_hpc.config.settings import TaskSettings
+from unicron_hpc.detect.phases import WorkPhase
 from unicron_hpc.runtime import commit, cpu_patches, groups
 from unicron_hpc.runtime.attempt import Attempt, Worker
 from unicron_hpc.runtime.chunk import Chunk, ChunkKey
@@ -25,6 +26,7 @@ from unicron_hpc.runtime.inventory import Inventory, UnitLoader
 from unicron_hpc.runtime.iteration import MicroBatchSource, Passes
 from unicron_hpc.runtime.optimizer import Adam, LearningRate, clip_factor
 from unicron_hpc.runtime.orders import Committed, Holdings, PendingCommit, Phase, Rebuild, RebuildReport
+from unicron_hpc.runtime.phase_page import PhaseMarks
 from unicron_hpc.runtime.rng import ContentTracker, DropoutSeeds
 from unicron_hpc.runtime.sockets import SocketGuard
 from unicron_hpc.runtime.unit_state import UnitState, UnitStates
@@ -58,6 +60,8 @@ class Engine:
         `cpu`, or a CUDA device.
     load_units
         Reads units from a checkpoint folder; needed only for orders that name one.
+    marks
+        Where it says what it is doing.
     building, using
         Longest wait for a peer while groups are built, and in any call on them later. The first is short,
         since a peer that dies while it connects leaves no socket to cut; the second is a last resort
@@ -71,6 +75,7 @@ class Engine:
         *,
         device: str = "cpu",
         load_units: UnitLoader | None = None,
+        marks: PhaseMarks | None = None,
         building: timedelta = timedelta(seconds=15),
         using: timedelta = timedelta(minutes=10),
     ) -> None:
@@ -81,6 +86,7 @@ class Engine:
         self._using = using
         if self._device.type == "cpu":
             cpu_patches.apply()
+        self._marks = marks or PhaseMarks()
         self._guard = SocketGuard()
         self._epoch = -1
         self._cut_before = -1
@@ -145,6 +151,7 @@ class Engine:
         StateMismatch
             When state here or from a peer is not what the order says.
         """
+        self._marks.take(WorkPhase.GROUPS, epoch=order.epoch)
         self._release()
         self._epoch = order.epoch
         with self._faults():
@@ -213,16 +220,23 @@ class Engine:
         began = time.perf_counter()
         iteration = self._iteration + 1
         gradients = place.gradients
+        self._marks.begin_iteration(iteration)
         gradients.zero()
         loss_sum, tokens = place.passes.run(iteration)
+        self._marks.enter(WorkPhase.ALL_REDUCE)
         gradients.sum_over_holders(place.groups)
+        self._marks.enter(WorkPhase.OPTIMIZER)
         own = commit.Totals(gradients.squared_norm(), loss_sum, tokens)
         with attempt.counts():
             self._phase = Phase.REDUCED
+        self._marks.enter(WorkPhase.COMMIT)
         totals = commit.agree(own, self._device, place.groups.members)
+        self._marks.enter(WorkPhase.OPTIMIZER)
         loss, norm = commit.mean_loss_and_norm(totals, self._full_tokens, iteration)
         with attempt.counts():
-            return self._apply(place, PendingCommit(iteration, loss, norm, int(totals.tokens)), began)
+            committed = self._apply(place, PendingCommit(iteration, loss, norm, int(totals.tokens)), began)
+            self._marks.end_iteration()
+            return committed
 
     def _apply(self, place: Place, pending: PendingCommit, began: float | None) -> Committed:
         """Update every unit of the place with the gradients in its buffers."""
@@ -295,6 +309,7 @@ class Engine:
         self, order: Rebuild, store: Store, guard: SocketGuard, chunk: Chunk | None, attempt: Attempt
     ) -> tuple[Place, RebuildReport]:
         clock = Clock()
+        self._marks.take(WorkPhase.GROUPS)
         position = order.layout.position(order.rank)
         model = self._task.model
         plan = groups.plan_groups(
@@ -304,6 +319,7 @@ class Engine:
         groups_seconds = clock.lap()
         collection = groups.collection(built)
         groups.publish(collection)
+        self._marks.enter(WorkPhase.CHUNK)
         key = ChunkKey.of(position)
         ContentTracker(self._seeds, key.tensor_index, key.tensor).install()
         kept = chunk is not None and chunk.key == key
@@ -312,11 +328,13 @@ class Engine:
         else:
             chunk = Chunk(key, self._task, collection, self._seeds, self._device)
         chunk_seconds = 0.0 if kept else clock.lap()
+        self._marks.enter(WorkPhase.STATE)
         sources = self._inventory.bring(order, chunk.needed, chunk.config, self._task.train.seed, attempt)
         chunk.bind(self._inventory.states)
         gradients = Gradients(chunk.specs, plan.holder_sets, order.rank, self._device)
         chunk.bind_gradients(gradients.views)
         state_seconds = clock.lap()
+        self._marks.enter(WorkPhase.WARM_UP)
         built.use_once()
         passes = Passes(
             chunk,
@@ -325,6 +343,7 @@ class Engine:
             position,
             self._data,
             self._seeds,
+            self._marks,
             seq_length=model.seq_length,
             device=self._device,
             injections=self.injections,

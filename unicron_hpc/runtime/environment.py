@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 #: Run folder, absolute.
 RUN_FOLDER = "UNICRON_RUN_FOLDER"
 #: Name of the task that the rank works for.
@@ -10,7 +12,15 @@ TASK = "UNICRON_TASK"
 SEAT = "UNICRON_SEAT"
 #: Network interface that the groups use; unset: the address that the agents talk over.
 INTERFACE = "UNICRON_INTERFACE"
+#: Descriptor of the rank's phase page; unset: nobody watches.
+PHASE_PAGE = "UNICRON_PHASE_PAGE"
 #: What the child of a zygote does: unset for a rank, or `PREPARE_DATA`.
 ROLE = "UNICRON_ROLE"
 #: The child builds the dataset of its task and ends.
 PREPARE_DATA = "prepare-data"
+
+
+def stacks_path(run_folder: Path, seat: str) -> Path:
+    """Where the rank in a seat (`node:slot`) writes its stacks when it is asked to."""
+    node, _, slot = seat.rpartition(":")
+    return run_folder / "logs" / f"stacks-{node}-{slot}.txt"

@@ -7,16 +7,18 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.pipeline_parallel.schedules import (
     forward_backward_no_pipelining,
     forward_backward_pipelining_without_interleaving,
 )
 from megatron.core.process_groups_config import ProcessGroupCollection
 
+from unicron_hpc.detect.phases import WorkPhase
 from unicron_hpc.planner.layout import Layout, Position
 from unicron_hpc.runtime.chunk import Chunk
 from unicron_hpc.runtime.inject import Injections
+from unicron_hpc.runtime.marked_exchange import MarkedExchange
+from unicron_hpc.runtime.phase_page import PhaseMarks
 from unicron_hpc.runtime.rng import DropoutSeeds
 
 
@@ -47,6 +49,7 @@ class Passes:
         position: Position,
         data: MicroBatchSource,
         seeds: DropoutSeeds | None,
+        marks: PhaseMarks,
         *,
         seq_length: int,
         device: torch.device,
@@ -57,6 +60,7 @@ class Passes:
         self._groups = groups
         self._data = data
         self._seeds = seeds
+        self._marks = marks
         self._device = device
         self._injections = injections
         self._indices = range(replica.first_micro_batch, replica.first_micro_batch + replica.micro_batches)
@@ -78,7 +82,7 @@ class Passes:
         else:
             self._schedule = partial(
                 forward_backward_pipelining_without_interleaving,
-                p2p_communicator=P2PCommunicator(groups.pp, chunk.config),
+                p2p_communicator=MarkedExchange(groups.pp, chunk.config, marks),
                 **common,
             )
 
@@ -99,6 +103,7 @@ class Passes:
 
     def _forward(self, indices: Iterator[int], model: Any) -> tuple[torch.Tensor, Any]:
         index = next(indices)
+        self._marks.micro_batch(index, WorkPhase.DATA if self._reads else WorkPhase.FORWARD)
         if self._seeds is not None:
             self._seeds.start(self._iteration, index)
         batch: dict[str, torch.Tensor] = {}
@@ -107,6 +112,7 @@ class Passes:
             batch = self._data.micro_batch(self._iteration, index)
             if self._device.type != "cpu":
                 batch = {key: value.to(self._device, non_blocking=True) for key, value in batch.items()}
+            self._marks.enter(WorkPhase.FORWARD)
         output = model(
             batch["tokens"] if self._is_first else None,
             batch["position_ids"] if self._is_first else None,
@@ -124,4 +130,5 @@ class Passes:
         total = (losses * mask).sum()
         tokens = mask.sum()
         sums = torch.stack((total.detach(), tokens)).double()
+        self._marks.enter(WorkPhase.BACKWARD)  # the last stage goes on with its backward pass
         return total * self._scale, tokens.int(), sums

@@ -16,16 +16,20 @@ from pathlib import Path
 import torch
 
 from unicron_hpc.config import load_resolved
+from unicron_hpc.detect.phases import WorkPhase
 from unicron_hpc.runtime.channel import AgentGone, Channel
 from unicron_hpc.runtime.engine import Engine
-from unicron_hpc.runtime.environment import RUN_FOLDER, TASK
+from unicron_hpc.runtime.environment import PHASE_PAGE, RUN_FOLDER, SEAT, TASK, stacks_path
 from unicron_hpc.runtime.orders import Rebuild
+from unicron_hpc.runtime.phase_page import PhaseMarks
 from unicron_hpc.runtime.saving import Saver
 from unicron_hpc.runtime.store import ControlStore
 from unicron_hpc.runtime.task_data import open_task_data
 from unicron_hpc.supervisor.rank_messages import (
+    AreYouThere,
     Cut,
     FinishCheckpoint,
+    IAmHere,
     Inject,
     RankCommitted,
     RankFault,
@@ -62,13 +66,18 @@ class Rank:
         What writes checkpoints.
     last_iteration
         The iteration after which the task is finished.
+    marks
+        Where the rank says what it is doing.
     """
 
-    def __init__(self, channel: Channel, engine: Engine, saver: Saver, last_iteration: int) -> None:
+    def __init__(
+        self, channel: Channel, engine: Engine, saver: Saver, last_iteration: int, marks: PhaseMarks
+    ) -> None:
         self._channel = channel
         self._engine = engine
         self._saver = saver
         self._last_iteration = last_iteration
+        self._marks = marks
         self._changed = threading.Condition()
         self._order: Rebuild | None = None
         self._cut_epoch = 0
@@ -110,6 +119,8 @@ class Rank:
                 self._saver.finish(epoch, iteration, Path(directory), files)
             case Inject():
                 self._engine.injections.arm(order)
+            case AreYouThere(number):
+                self._channel.send(IAmHere(number))
             case Stop(reason):
                 log.info("stopping: %s", reason)
                 os._exit(0)
@@ -163,6 +174,7 @@ class Rank:
         self._channel.send(RankFault(epoch, f"{type(error).__name__}: {first_line}", text))
 
     def _next_order(self) -> Rebuild:
+        self._marks.take(WorkPhase.IDLE)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._order is not None or self._cut_epoch > self._held_epoch)
@@ -192,6 +204,18 @@ class Rank:
         return reply.value
 
 
+def _open_page() -> PhaseMarks:
+    """Be ready to be watched: SIGUSR2 writes all stacks to a file, and the page says where this rank is."""
+    run_folder, seat = Path(os.environ[RUN_FOLDER]), os.environ[SEAT]
+    # Never closed: the handler writes to it.
+    stacks = os.open(stacks_path(run_folder, seat), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    faulthandler.register(signal.SIGUSR2, file=stacks)
+    page = os.environ.get(PHASE_PAGE)
+    marks = PhaseMarks(int(page) if page else None)
+    marks.take(WorkPhase.IDLE)  # whoever reads this may send the signal
+    return marks
+
+
 def run_rank(sock: socket.socket) -> int:
     """What a freshly forked rank does.
 
@@ -206,7 +230,7 @@ def run_rank(sock: socket.socket) -> int:
         Exit code.
     """
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR2)  # `kill -USR2` writes all stacks to the rank's log
+    marks = _open_page()
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -217,15 +241,16 @@ def run_rank(sock: socket.socket) -> int:
         run_folder = Path(os.environ[RUN_FOLDER])
         settings = load_resolved(run_folder / "train.yaml")
         task = next(task for task in settings.task_list() if task.name == os.environ[TASK])
-        saver = Saver(task, channel)
+        saver = Saver(task, channel, marks)
         engine = Engine(
             task,
             open_task_data(task, run_folder),
             device=task.train.device,
             load_units=saver.load,
+            marks=marks,
         )
         saver.attach(engine)
-        rank = Rank(channel, engine, saver, task.train.train_iters)
+        rank = Rank(channel, engine, saver, task.train.train_iters, marks)
         threading.Thread(target=rank.listen, name="agent", daemon=True).start()
         rank.work()
     except AgentGone:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from unicron_hpc.config import TaskSettings
+from unicron_hpc.detect.phases import WorkPhase
 from unicron_hpc.planner.units import holders
 from unicron_hpc.runtime import checkpoint
 from unicron_hpc.runtime.channel import AgentGone, Channel
@@ -16,6 +17,7 @@ from unicron_hpc.runtime.checkpoint_shards import Holders
 from unicron_hpc.runtime.engine import Engine
 from unicron_hpc.runtime.manifest import WrittenFile, partial_name
 from unicron_hpc.runtime.orders import Rebuild
+from unicron_hpc.runtime.phase_page import PhaseMarks
 from unicron_hpc.runtime.saved_model import common_of, model_arguments
 from unicron_hpc.runtime.unit_map import UnitSpec
 from unicron_hpc.runtime.unit_state import UnitState
@@ -36,11 +38,14 @@ class Saver:
         Interval, folder and model.
     channel
         Where finished parts are reported.
+    marks
+        Where the rank says what it is doing.
     """
 
-    def __init__(self, task: TaskSettings, channel: Channel) -> None:
+    def __init__(self, task: TaskSettings, channel: Channel, marks: PhaseMarks) -> None:
         self._task = task
         self._channel = channel
+        self._marks = marks
         self._engine: Engine | None = None
         self._order: Rebuild | None = None
         self._holders: dict[int, Holders] = {}
@@ -70,6 +75,7 @@ class Saver:
         due = (interval > 0 and iteration % interval == 0) or iteration == self._task.train.train_iters
         if not due or self._order is None or self._engine is None:
             return
+        self._marks.take(WorkPhase.CHECKPOINT)
         if iteration == self._task.train.train_iters:
             self.wait(interrupted)
         if self._writer and self._writer.is_alive():
@@ -94,6 +100,7 @@ class Saver:
         writer = self._writer
         if writer is None or not writer.is_alive():
             return
+        self._marks.take(WorkPhase.CHECKPOINT)
         epoch = self._order.epoch if self._order else 0
         self._channel.send(RankSection(epoch, "checkpoint"))
         while writer.is_alive() and not interrupted():

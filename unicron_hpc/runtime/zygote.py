@@ -13,9 +13,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from unicron_hpc.runtime.environment import PREPARE_DATA, ROLE
+from unicron_hpc.runtime.environment import PHASE_PAGE, PREPARE_DATA, ROLE
 from unicron_hpc.supervisor.zygote_messages import (
     MAX_PACKET,
     ChildExited,
@@ -56,7 +56,7 @@ def serve(agent: socket.socket, rank_main: RankMain, import_seconds: float) -> N
                 os.read(wake_read, 4096)
             _reap(agent)
         if agent.fileno() in readable:
-            packet, descriptors, _, _ = socket.recv_fds(agent, MAX_PACKET, 1)
+            packet, descriptors, _, _ = socket.recv_fds(agent, MAX_PACKET, 2)
             if not packet:
                 return
             request = spawn_decoder.decode(packet)
@@ -65,21 +65,26 @@ def serve(agent: socket.socket, rank_main: RankMain, import_seconds: float) -> N
             except OSError as error:
                 # Without an answer the agent's order times out, and the task tries elsewhere or later.
                 print(f"cannot fork: {error}", file=sys.stderr, flush=True)
-                os.close(descriptors[0])
+                _close(descriptors)
                 continue
             if pid == 0:
                 agent.close()
                 os.close(wake_read)
                 os.close(wake_write)
-                _become_rank(request, descriptors[0], rank_main)
+                _become_rank(request, descriptors, rank_main)
             pidfd = os.pidfd_open(pid)
             with contextlib.suppress(BrokenPipeError):
                 socket.send_fds(agent, [encoder.encode(Spawned(request.request, pid))], [pidfd])
             os.close(pidfd)
-            os.close(descriptors[0])
+            _close(descriptors)
 
 
-def _become_rank(request: Spawn, descriptor: int, rank_main: RankMain) -> None:
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _become_rank(request: Spawn, descriptors: Sequence[int], rank_main: RankMain) -> None:
     """Turn the forked child into a rank; never returns."""
     code = 70
     try:
@@ -91,7 +96,9 @@ def _become_rank(request: Spawn, descriptor: int, rank_main: RankMain) -> None:
         os.dup2(log, 2)
         os.close(log)
         os.environ.update(request.environment)
-        code = rank_main(socket.socket(fileno=descriptor))
+        if len(descriptors) > 1:
+            os.environ[PHASE_PAGE] = str(descriptors[1])
+        code = rank_main(socket.socket(fileno=descriptors[0]))
     except BaseException as error:  # the child must never fall back into the zygote's loop
         import traceback
 

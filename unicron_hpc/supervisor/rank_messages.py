@@ -88,6 +88,12 @@ class StoreRequest(msgspec.Struct, frozen=True, tag=True):
     value: bytes = b""
 
 
+class IAmHere(msgspec.Struct, frozen=True, tag=True):
+    """Answer to `AreYouThere`: the rank's interpreter runs."""
+
+    number: int
+
+
 class CheckpointPart(msgspec.Struct, frozen=True, tag=True):
     """This rank's files of a checkpoint are on disk, or `error` says why not.
 
@@ -112,6 +118,7 @@ FromRank = (
     | RankSection
     | StoreRequest
     | CheckpointPart
+    | IAmHere
 )
 
 
@@ -148,6 +155,12 @@ class FinishCheckpoint(msgspec.Struct, frozen=True, tag=True):
     files: tuple[WrittenFile, ...]
 
 
+class AreYouThere(msgspec.Struct, frozen=True, tag=True):
+    """The agent doubts that this rank's interpreter runs: a thread that never lets go of its lock stops all."""
+
+    number: int
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """End this process; nothing of it is needed any more."""
 
@@ -165,7 +178,7 @@ class Inject(msgspec.Struct, frozen=True, tag=True):
     amount: int = 0
 
 
-ToRank = RebuildOrder | Cut | StoreReply | FinishCheckpoint | Stop | Inject
+ToRank = RebuildOrder | Cut | StoreReply | FinishCheckpoint | Stop | Inject | AreYouThere
 
 
 class RankAddress(msgspec.Struct, frozen=True):

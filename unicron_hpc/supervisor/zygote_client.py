@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unicron_hpc.errors import UnicronError
+from unicron_hpc.runtime.phase_page import PhasePage
 from unicron_hpc.supervisor.zygote_messages import (
     MAX_PACKET,
     ChildExited,
@@ -117,8 +118,17 @@ class Zygote:
         self._starts += 1
         asyncio.get_running_loop().add_reader(ours, self._on_readable)
 
-    async def spawn(self, log_path: Path, environment: Mapping[str, str]) -> RankProcess:
+    async def spawn(
+        self, log_path: Path, environment: Mapping[str, str], page: PhasePage | None = None
+    ) -> RankProcess:
         """Fork a rank (waits for the imports, if they are still under way).
+
+        Parameters
+        ----------
+        log_path, environment
+            Where it writes, and what is set on top of the zygote's own variables.
+        page
+            Where it says what it is doing.
 
         Raises
         ------
@@ -135,13 +145,16 @@ class Zygote:
         self._requests[request] = (future, ours)
         packet = encoder.encode(Spawn(request, str(log_path), dict(environment)))
         try:
-            socket.send_fds(self._socket, [packet], [theirs.fileno()])
+            descriptors = [theirs.fileno()] if page is None else [theirs.fileno(), page.descriptor]
+            socket.send_fds(self._socket, [packet], descriptors)
         except OSError as error:
             self._requests.pop(request, None)
             ours.close()
             raise self._dead() from error
         finally:
             theirs.close()
+            if page is not None:
+                page.close_descriptor()
         return await future
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import msgspec
 
 
 class Spawn(msgspec.Struct, frozen=True, tag=True):
-    """Fork a rank. The packet carries the rank's end of its socket to the agent.
+    """Fork a rank. The packet carries the rank's end of its socket to the agent, and its phase page.
 
     Attributes
     ----------
