@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from unicron_hpc.config.raw import PlainText
 from unicron_hpc.errors import ConfigError
-from unicron_hpc.slurm import hostlists, signals, times
+from unicron_hpc.slurm import drain_reasons, hostlists, signals, times
 
 
 class Frozen(BaseModel):
@@ -210,6 +210,10 @@ Program = Annotated[str, BeforeValidator(_program)]
 SlurmTime = Annotated[str, BeforeValidator(_text), AfterValidator(_checked_by(times.parse_time))]
 #: A Slurm `--signal` value, kept as written.
 SlurmSignal = Annotated[str, BeforeValidator(_text), AfterValidator(_checked_by(signals.parse_signal))]
+#: The template of a reason that Slurm keeps with a node.
+DrainReason = Annotated[
+    str, BeforeValidator(_text), AfterValidator(_checked_by(drain_reasons.check_template))
+]
 #: A hostlist, written as one or as a list of names.
 Hosts = Annotated[
     str, BeforeValidator(_text), BeforeValidator(_hosts), AfterValidator(_checked_by(hostlists.expand))

@@ -126,6 +126,7 @@ _KINDS = {
     "SlurmTime": "time",
     "SlurmSignal": "signal",
     "Hosts": "nodes",
+    "DrainReason": "template",
     "ShellLines": "shell lines",
     "Count": "whole number, at least 1",
     "CountOrZero": "whole number, at least 0",

@@ -9,6 +9,7 @@ from pydantic import Field
 from unicron_hpc.config.fields import (
     Count,
     CountOrZero,
+    DrainReason,
     Fraction,
     Frozen,
     InputPath,
@@ -188,11 +189,21 @@ class RecoverySettings(Frozen):
     """Restarts of one rank without a committed iteration in between after which its node is bad."""
     max_retries: CountOrZero = 2
     """Attempts in place before an incident is raised one level."""
+    max_faults_per_node: Count = 3
+    """Incidents within `fault_window` in which processes of one node alone may fail; after that it is bad."""
+    fault_window: Positive = 3600.0
+    """How long a process fault counts against its node."""
+    lost_together: Count = 3
+    """Nodes silent at the same time for which the network is blamed: they are out, but none is drained."""
     min_nodes: Count = 1
     """Fewest nodes on which the job goes on."""
     quorum_timeout: Positive = 120.0
     """How long nodes that are no majority wait for slurmctld to say that the others are dead."""
     drain: bool = True
     """Ask Slurm to drain bad nodes."""
+    drain_reason: DrainReason = "unicron: {kind} job {job} {time}"
+    """Reason that Slurm keeps with a drained node; there are also `{node}` and `{rank}`."""
+    exclude_for: NotNegative = 86400.0
+    """How long later submissions leave a bad node out (`bad-nodes.json` in `run_dir`); 0 for not at all."""
     drills: bool = True
     """Let `unicron drill` make things fail on purpose in this job; only its owner can."""
