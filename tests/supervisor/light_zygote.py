@@ -7,6 +7,7 @@ together by hand, so that it starts in a fraction of the time that our own modul
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import struct
@@ -48,6 +49,16 @@ def rank(sock: socket.socket) -> int:
                 sock.sendall(b"\x00\x00\x00\x02\xc1\xc1")
             case "endless":
                 sock.sendall(b"\xff\xff\xff\xff")
+            case "orphan":  # leaves a child behind that keeps the socket open
+                if os.fork() == 0:
+                    _say(sock, "RankFault", epoch=0, error=str(os.getpid()), traceback="")
+                    signal.pause()
+                signal.pause()
+            case "core":  # dumps core into a folder
+                os.chdir(rest)
+                hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+                resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+                os.abort()
             case "deaf":  # does not notice that its agent is gone
                 signal.pause()
     return AGENT_GONE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -12,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.supervisor.events import within
-from tests.supervisor.zygotes import Running, running
+from tests.supervisor.zygotes import Running, ended, running
 from unicron_hpc.planner.layout import Seat
+from unicron_hpc.supervisor import local_ranks
 from unicron_hpc.supervisor.local_ranks import LocalRanks
 from unicron_hpc.supervisor.messages import Body, RankExited, RankSaid, RankStarted
+from unicron_hpc.supervisor.oom import MemoryKills
 from unicron_hpc.supervisor.rank_messages import (
     Cut,
     RankAddress,
@@ -35,10 +38,10 @@ def rank(incarnation: int = 1, seat: Seat = SEAT) -> RankAddress:
 class Node:
     """A node's ranks and everything that they have made it report."""
 
-    def __init__(self, folder: Path, one: Running) -> None:
+    def __init__(self, folder: Path, one: Running, memory: MemoryKills | None) -> None:
         self.one = one
         self.reports: list[Body] = []
-        self.ranks = LocalRanks(folder, one.zygote, self._report)
+        self.ranks = LocalRanks(folder, one.zygote, self._report, memory)
         self._news = asyncio.Event()
 
     def _report(self, body: Body) -> None:
@@ -67,11 +70,15 @@ class Node:
         return self.exits(address)[0]
 
 
+def said(body: Body) -> object:
+    return body.said if isinstance(body, RankSaid) else None
+
+
 @contextlib.asynccontextmanager
-async def node(folder: Path) -> AsyncIterator[Node]:
+async def node(folder: Path, memory: MemoryKills | None = None) -> AsyncIterator[Node]:
     (folder / "logs").mkdir()
     async with running(folder) as one:
-        made = Node(folder, one)
+        made = Node(folder, one, memory)
         yield made
         made.ranks.kill_all()
         assert await made.ranks.wait_empty(10.0)
@@ -189,14 +196,14 @@ def test_the_end_is_reported_after_the_last_words(tmp_path: Path) -> None:
         async with node(tmp_path) as here:
             here.ranks.start(rank())
             await here.greeted(rank())
-            here.ranks.tell(rank(), Stop("last 200"))
+            here.ranks.tell(rank(), Stop("last 4000"))
             ended = await here.ended(rank())
             assert ended.status == -9
             *_, last_words, end = here.about(rank())
             assert isinstance(last_words, RankSaid)
-            assert last_words.said == RankFinished(199, 199)
+            assert last_words.said == RankFinished(3999, 3999)
             assert end is ended
-            assert len(here.about(rank())) == 2 + 200 + 1
+            assert len(here.about(rank())) == 2 + 4000 + 1
 
     within(work())
 
@@ -231,6 +238,79 @@ def test_the_rank_knows_its_folder_task_and_seat(tmp_path: Path) -> None:
                 if isinstance(b, RankSaid) and isinstance(b.said, RankFault)
             ]
             assert said == [str(tmp_path), "train", "n1:1"]
+
+    within(work())
+
+
+def test_a_child_left_behind_with_the_socket_does_not_delay_the_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_ranks, "LAST_WORDS_LIMIT", 3600.0)
+
+    async def work() -> None:
+        async with node(tmp_path) as here:
+            here.ranks.start(rank())
+            await here.greeted(rank())
+            here.ranks.tell(rank(), Stop("orphan"))
+            await here.until(lambda: any(isinstance(said(b), RankFault) for b in here.about(rank())))
+            (child,) = [int(s.error) for b in here.about(rank()) if isinstance(s := said(b), RankFault)]
+            try:
+                os.kill(here.pid(rank()), signal.SIGKILL)
+                assert (await here.ended(rank())).status == -9
+                assert not ended(child)
+            finally:
+                os.kill(child, signal.SIGKILL)
+
+    within(work())
+
+
+def test_only_what_was_written_since_the_last_report_explains_an_end(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with node(tmp_path) as here:
+            here.ranks.start(rank())
+            await here.greeted(rank())
+            here.ranks.tell(rank(), Stop("print an old trouble"))
+            here.ranks.tell(rank(), Stop("environment HOME"))  # answered with a report of a fault
+            await here.until(lambda: any(isinstance(said(b), RankFault) for b in here.about(rank())))
+            while len(here.ranks._tasks) > 1:  # the log's length is being noted
+                await asyncio.sleep(0)
+            here.ranks.tell(rank(), Stop("raise a new one"))
+            end = await here.ended(rank())
+            assert "an old trouble" in end.tail
+            assert "an old trouble" not in end.words
+            assert end.words.endswith("RuntimeError: a new one\n")
+
+    within(work())
+
+
+def test_a_core_dump_is_reported(tmp_path: Path) -> None:
+    if resource.getrlimit(resource.RLIMIT_CORE)[1] == 0:
+        pytest.skip("core dumps are forbidden here")
+
+    async def work() -> None:
+        async with node(tmp_path) as here:
+            here.ranks.start(rank())
+            await here.greeted(rank())
+            here.ranks.tell(rank(), Stop(f"core {tmp_path}"))
+            end = await here.ended(rank())
+            assert (end.status, end.core) == (-signal.SIGABRT, True)
+
+    within(work())
+
+
+def test_want_of_memory_is_asked_for_only_where_somebody_else_killed_the_rank(tmp_path: Path) -> None:
+    counter = tmp_path / "memory.events"
+    counter.write_text("oom_kill 0\n")
+
+    async def work() -> None:
+        async with node(tmp_path, MemoryKills(counter)) as here:
+            for number, (how, found) in enumerate((("raise x", False), ("last 1", True)), start=1):
+                here.ranks.start(rank(number))
+                await here.greeted(rank(number))
+                counter.write_text(f"oom_kill {number}\n")
+                here.ranks.tell(rank(number), Stop(how))
+                end = await here.ended(rank(number))
+                assert bool(end.memory) is found
 
     within(work())
 

@@ -49,7 +49,7 @@ def explain_exit(
         What an error's line means.
     """
     number = signal_of(status)
-    if memory and number in (None, signal.SIGKILL):
+    if memory and _by_kernel(status):
         return HOST_MEMORY
     if number is None:
         named = _named(words, explain)
@@ -84,7 +84,7 @@ def describe_end(status: int | None, *, core: bool, memory: str, tail: str) -> s
         how = f"ended by {_name(number)}" + (", core dumped" if core else "")
     else:
         how = "ended, status unknown" if status is None else f"ended with exit code {status}"
-    head = [how, *([memory, HOST_MEMORY_ADVICE] if memory and number in (None, signal.SIGKILL) else [])]
+    head = [how, *([memory, HOST_MEMORY_ADVICE] if memory and _by_kernel(status) else [])]
     return "\n".join([*head, tail.rstrip()] if tail.strip() else head)
 
 
@@ -99,6 +99,11 @@ def _named(words: str, explain: Callable[[str], Finding]) -> Finding | None:
         # The process is gone, so trying again in place needs a new one.
         finding = msgspec.structs.replace(finding, severity=Severity.SEV2)
     return finding
+
+
+def _by_kernel(status: int | None) -> bool:
+    """Whether it ended as the kernel ends what has taken too much memory."""
+    return status is None or signal_of(status) == signal.SIGKILL
 
 
 def _known() -> set[int]:
