@@ -139,6 +139,10 @@ class Cluster:
         """Give cut nodes their network back (Docker only)."""
         self.call("heal-node", *nodes)
 
+    def link_loss(self, *nodes: str, percent: float = 30.0) -> None:
+        """Let the nodes' network lose packets (Docker only, needs root); 0 ends it."""
+        self.call("link-loss", f"--percent={percent:g}", *nodes)
+
     def exec_command(self, argv: Sequence[str], *, node: str = "", admin: bool = False) -> list[str]:
         """Return the command line that runs `argv` inside; for those who start the process themselves."""
         where = [*(["--node", node] if node else []), *(["--admin"] if admin else [])]

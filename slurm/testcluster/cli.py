@@ -149,6 +149,13 @@ def _parser() -> argparse.ArgumentParser:
         ("heal-node", "give a cut node its network and its address back", "Docker only."),
     ):
         command(name, text, more).add_argument("nodes", nargs="+", metavar="NODE")
+    loss = command(
+        "link-loss",
+        "let a node's network lose packets at random",
+        "Docker only, needs root. Lasts until it is set to 0, or the node is restored.",
+    )
+    loss.add_argument("nodes", nargs="+", metavar="NODE")
+    loss.add_argument("--percent", type=float, default=30.0, help="packets to lose (default: 30; 0: none)")
     log = command("log", "print a daemon's log")
     log.add_argument("daemon", help="slurmctld, munged or a node's name")
     needs = commands.add_parser(
@@ -208,6 +215,9 @@ def _each_node(options: argparse.Namespace, folder: Path) -> None:
                 case "heal-node":
                     cluster.heal_node(node)
                     _say(f"{node}: connected again")
+                case "link-loss":
+                    means = cluster.link_loss(node, options.percent)
+                    _say(f"{node}: loses {options.percent:g} % of its packets ({means or 'nothing to do'})")
 
 
 def _packages(options: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from testcluster import attach, engine, health, image, mounts, slurmconf, state
+from testcluster import attach, engine, health, image, lossy, mounts, slurmconf, state
 from testcluster.errors import ClusterError
 
 _REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -148,6 +148,8 @@ class DockerCluster:
             self.docker.run(["start", self._container(node)])
         if not self._is_connected(node):
             self.heal_node(node)
+        if os.geteuid() == 0:
+            self.link_loss(node, 0)
         health.wait_registered(
             self.run, node, since=started, seconds=seconds, alive=lambda: self._check_alive([node])
         )
@@ -162,6 +164,13 @@ class DockerCluster:
     def heal_node(self, node: str) -> None:
         """Connect a cut node again, at the same address."""
         self.docker.run(["network", "connect", "--ip", self.address(node), self.key, self._container(node)])
+
+    def link_loss(self, node: str, percent: float) -> str:
+        """Have a node's network lose packets, `percent` of them; return what does it."""
+        told = self.docker.run(["inspect", "--format", "{{.State.Pid}}", self._container(self._known(node))])
+        if told == "0":
+            raise ClusterError("its container does not run", where=node)
+        return lossy.set_loss(int(told), percent, node)
 
     # -- looking and talking -------------------------------------------------------------------------------
 

@@ -143,6 +143,11 @@ class EmbeddedCluster:
 
     heal_node = cut_node
 
+    def link_loss(self, node: str, percent: float) -> str:
+        """Refuse, for the same reason."""
+        self.cut_node(node)
+        return ""
+
     # -- looking and talking -------------------------------------------------------------------------------
 
     @property
