@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from unicron_hpc.report.journal import EVENTS, Appender, Journal, read_lines, write_whole
+from unicron_hpc.report.appender import Appender
+from unicron_hpc.report.journal import EVENTS, Journal, read_lines, write_whole
 
 
 def test_an_event_is_one_line_with_time_type_and_epoch(tmp_path: Path) -> None:
@@ -105,14 +106,18 @@ def test_after_closing_nothing_is_written_to_whatever_has_the_descriptor_now(tmp
 FULL = """
 import resource, sys
 from pathlib import Path
-from unicron_hpc.report.journal import Appender
+from unicron_hpc.report.appender import Appender
 path = Path(sys.argv[1])
 appender = Appender(path)
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 appender.append({"n": 0})
+assert appender.flush(10)
 resource.setrlimit(resource.RLIMIT_FSIZE, (30, hard))  # as a full disk: a short write, then an error
 for n in range(1, 6):
     appender.append({"n": n})
+while path.stat().st_size < 30:
+    pass
+assert not appender.flush(0.1)
 assert path.stat().st_size == 30
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 appender.append({"n": 6})

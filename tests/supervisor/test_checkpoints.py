@@ -88,6 +88,7 @@ class Task:
         await self.until(lambda: self.settled > settled)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
+        assert self.journal.flush_file(10.0)
         return [event for event in read_lines(self.folder / EVENTS) if event["type"] == kind]
 
 

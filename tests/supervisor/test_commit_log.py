@@ -19,14 +19,28 @@ def committed(iteration: int, loss: float = 1.0) -> Committed:
     return Committed(iteration, loss, 2.0, 1e-3, 512, 0.1)
 
 
+#: All logs that tests have opened: what they wrote is on disk a moment later.
+_opened: list[CommitLog] = []
+
+
 def written(folder: Path, task: str = "train") -> list[tuple[int, int]]:
     """(iteration, epoch) of every line of a task."""
+    for log in _opened:
+        assert log.flush_file(10.0)
     return [(r["iteration"], r["epoch"]) for r in read_lines(folder / METRICS) if r["task"] == task]
+
+
+def successor_of_all(folder: Path) -> CommitLog:
+    for earlier in _opened:
+        assert earlier.flush_file(10.0)
+    log = CommitLog(folder)
+    _opened.append(log)
+    return log
 
 
 def opened(folder: Path) -> CommitLog:
     """The log of a training that begins, or that goes on where a predecessor left it."""
-    log = CommitLog(folder)
+    log = successor_of_all(folder)
     if not log.last("train"):
         log.roll_back("train", 0, 0)
     return log
@@ -104,7 +118,7 @@ def test_a_successor_does_not_take_commits_that_were_rolled_back(tmp_path: Path)
         log.add("train", 1, committed(n))
     log.roll_back("train", 2, 1)
     log.add("train", 2, committed(2))
-    successor = CommitLog(tmp_path)
+    successor = successor_of_all(tmp_path)
     assert not successor.add("train", 1, committed(3, loss=9.0))
     assert successor.add("train", 3, committed(3))
     successor.close()
@@ -121,7 +135,7 @@ def test_a_report_of_a_newer_epoch_replaces_one_that_waited_for_its_predecessor(
 
 
 def test_tasks_do_not_disturb_each_other(tmp_path: Path) -> None:
-    log = CommitLog(tmp_path)
+    log = successor_of_all(tmp_path)
     for task in ("a", "b"):
         log.roll_back(task, 0, 0)
     log.add("a", 1, committed(1))

@@ -14,6 +14,7 @@ from tests.supervisor.events import within
 from unicron_hpc.report.journal import EVENTS, METRICS, SUMMARY, Journal, read_lines
 from unicron_hpc.supervisor import ending
 from unicron_hpc.supervisor.allocation import Allocation
+from unicron_hpc.supervisor.commit_log import CommitLog
 from unicron_hpc.supervisor.draining import Drains
 from unicron_hpc.supervisor.ending import DETAIL, Ending
 from unicron_hpc.supervisor.members import Members
@@ -43,6 +44,7 @@ class Run:
             allocation=allocation,
             members=self.members,
             journal=self.journal,
+            commits=CommitLog(folder),
             drains=self.drains,
             node=coordinator,
             post=self.post,

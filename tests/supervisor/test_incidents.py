@@ -44,6 +44,7 @@ class Desk:
         raise AssertionError("an incident gives no orders")
 
     def events(self, kind: str) -> list[dict[str, Any]]:
+        assert self.journal.flush_file(10.0)
         return [event for event in read_lines(self.folder / EVENTS) if event["type"] == kind]
 
 

@@ -86,12 +86,13 @@ class Job:
         self.tasks = {name: Task(work, self.told) for name, work in WORKS.items()}
         self.asked = 0
         self.together: Sequence[Collection[str]] = ()
+        self.journal = Journal(folder)
         self.planning = Planning(
             self.tasks,  # type: ignore[arg-type]
             WORKS,
             5,
             self.members,
-            Journal(folder),
+            self.journal,
             self.domains,
         )
 
@@ -118,6 +119,7 @@ class Job:
         return {task: what for verb, task, what in self.told if verb == "assign"}
 
     def events(self, kind: str) -> list[dict[str, Any]]:
+        assert self.journal.flush_file(10.0)
         return [event for event in read_lines(self.folder / EVENTS) if event["type"] == kind]
 
 

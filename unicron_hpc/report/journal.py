@@ -3,56 +3,17 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-log = logging.getLogger(__name__)
+from unicron_hpc.report.appender import Appender
 
 EVENTS = "events.jsonl"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
-
-
-class Appender:
-    """Appends whole lines to a file, each with one write, so that readers never see half a line.
-
-    A line that a dying predecessor left without its end is closed first. What the file system refuses is kept
-    and written with the next record.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-        self._unwritten = b""
-        size = os.fstat(self._descriptor).st_size
-        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
-            os.write(self._descriptor, b"\n")
-
-    def append(self, record: dict[str, Any]) -> None:
-        """Write one record as one line; after `close` nothing is written any more.
-
-        Work that was under way when its office ended still comes to report, and the descriptor's number may
-        belong to a socket by then.
-        """
-        if self._descriptor is None:
-            return
-        self._unwritten += (json.dumps(record, allow_nan=True) + "\n").encode()
-        try:
-            while self._unwritten:
-                self._unwritten = self._unwritten[os.write(self._descriptor, self._unwritten) :]
-        except OSError as error:
-            # A full disk must not end whoever decides: the successor would meet it, too.
-            log.error("a record could not be written yet: %s", error)
-
-    def close(self) -> None:
-        """Flush to disk and close."""
-        if self._descriptor is not None:
-            descriptor, self._descriptor = self._descriptor, None
-            os.fsync(descriptor)
-            os.close(descriptor)
 
 
 class Journal:
@@ -65,7 +26,12 @@ class Journal:
         """Append an event of type `event` that happened now, or at `fields["time"]`."""
         self._file.append({"time": time.time(), "type": event, "epoch": epoch, **fields})
 
+    def flush_file(self, seconds: float) -> bool:
+        """Wait until readers see all that was written; False when that takes longer."""
+        return self._file.flush(seconds)
+
     def close(self) -> None:
+        """Write the rest and close."""
         self._file.close()
 
 

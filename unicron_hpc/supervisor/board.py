@@ -88,6 +88,7 @@ class Board:
             allocation=allocation,
             members=self.members,
             journal=self.journal,
+            commits=self.commits,
             drains=drains,
             node=node,
             post=post,

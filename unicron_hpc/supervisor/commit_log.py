@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from unicron_hpc.report.journal import METRICS, Appender, read_lines
+from unicron_hpc.report.appender import Appender
+from unicron_hpc.report.journal import METRICS, read_lines
 from unicron_hpc.runtime.orders import Committed
 
 
@@ -70,6 +71,10 @@ class CommitLog:
         for iteration, (epoch, committed) in sorted(self._early.pop(task, {}).items()):
             if iteration > self._last[task]:
                 self._write(task, epoch, committed)
+
+    def flush_file(self, seconds: float) -> bool:
+        """Wait until readers see all that was written; False when that takes longer."""
+        return self._file.flush(seconds)
 
     def close(self) -> None:
         """Close the file. What waits for its predecessor stays unwritten: the office may have passed on."""

@@ -12,7 +12,9 @@ from unicron_hpc.errors import UnicronError
 from unicron_hpc.report.journal import Journal
 from unicron_hpc.report.summary import write_summary
 from unicron_hpc.supervisor.allocation import Allocation
+from unicron_hpc.supervisor.commit_log import CommitLog
 from unicron_hpc.supervisor.draining import Drains
+from unicron_hpc.supervisor.in_time import in_time
 from unicron_hpc.supervisor.members import Members
 from unicron_hpc.supervisor.messages import Body, Finish, Role
 
@@ -20,6 +22,9 @@ log = logging.getLogger(__name__)
 
 #: Longest text of a cause's detail in the journal, in characters.
 DETAIL = 4000
+#: How long the summary may take, and what is still to be written before it can be made, in seconds.
+SUMMARY_LIMIT = 20.0
+FLUSH_LIMIT = 5.0
 #: How long others may take to leave before a job without a batch node is ended around them, in seconds.
 LEAVE_GRACE = 8.0
 #: Seconds without a sign of life after which an agent that was told to leave has left.
@@ -31,7 +36,7 @@ class Ending:
 
     Parameters
     ----------
-    run_folder, allocation, members, journal, drains
+    run_folder, allocation, members, journal, commits, drains
         The coordinator's own.
     node
         The coordinator's node, which leaves last.
@@ -48,6 +53,7 @@ class Ending:
         allocation: Allocation,
         members: Members,
         journal: Journal,
+        commits: CommitLog,
         drains: Drains,
         node: str,
         post: Callable[[str, Body], None],
@@ -57,6 +63,7 @@ class Ending:
         self._allocation = allocation
         self._members = members
         self._journal = journal
+        self._commits = commits
         self._drains = drains
         self._node = node
         self._post = post
@@ -77,24 +84,30 @@ class Ending:
         self._journal.write(
             "job_finished", epoch, state=state, exit_code=exit_code, cause=cause, detail=detail[-DETAIL:]
         )
-        try:
-            write_summary(
-                self._run_folder, state=state, exit_code=exit_code, cause=cause, started=self._started
-            )
-        except Exception:  # also for a damaged record in the run folder: the agents must still be sent home
-            log.exception("no summary could be written")
+        # At once: nobody coordinates while the summary is written, and silence would make them elect one.
         for node in self._members:
             if node.role is not Role.LOST and node.joined and node.name != self._node:
                 self._post(node.name, Finish(exit_code, cause or state))
-        self._leaving = asyncio.create_task(self._leave(exit_code, cause or state), name="ending")
+        self._leaving = asyncio.create_task(self._leave(exit_code, state, cause), name="ending")
 
-    async def _leave(self, exit_code: int, reason: str) -> None:
+    async def _leave(self, exit_code: int, state: str, cause: str) -> None:
+        try:
+            await in_time(lambda: self._summarize(exit_code, state, cause), SUMMARY_LIMIT)
+        except Exception:  # also for a damaged record in the run folder: the agents must still be sent home
+            log.exception("no summary could be written")
         await self._drains.wait(5.0)
         batch = self._members.get(self._allocation.batch_node)
         if batch is not None and batch.role is Role.LOST:
             await self._others_gone()
             await asyncio.to_thread(_end_orphaned_job, self._allocation.job_id, exit_code)
-        self._post(self._node, Finish(exit_code, reason))
+        self._post(self._node, Finish(exit_code, cause or state))
+
+    def _summarize(self, exit_code: int, state: str, cause: str) -> None:
+        """Write the summary of all that is on disk by now."""
+        for file in (self._journal, self._commits):
+            if not file.flush_file(FLUSH_LIMIT):
+                log.error("the summary does without what could not be written to %s yet", self._run_folder)
+        write_summary(self._run_folder, state=state, exit_code=exit_code, cause=cause, started=self._started)
 
     async def _others_gone(self) -> None:
         deadline = time.monotonic() + LEAVE_GRACE
