@@ -176,9 +176,17 @@ class RecoverySettings(Frozen):
     node_timeout: Positive = 2.0
     """Silence after which a node is lost."""
     iteration_failure_factor: Positive = 3.0
-    """An iteration that takes this many times the mean is a fault."""
+    """A rank that is stuck, or an iteration, for this many times its usual duration is a fault."""
+    iteration_warning_factor: Positive = 1.1
+    """A phase of a rank's work that begins to take this many times as long as before is a warning."""
     iteration_failure_floor: Positive = 5.0
-    """Shortest time that counts as too long for an iteration, whatever the mean."""
+    """Never a fault if all ranks wait for each other; first iterations and slow disks get six times this."""
+    slow_node_factor: Positive = 1.1
+    """A node whose ranks take this many times as long for their work as their like is planned as slow."""
+    slow_node_out_factor: Positive = 1.5
+    """A node that stays slower than this is taken out, if the task is faster without it."""
+    slow_node_window: Positive = 60.0
+    """How long a node must be slow before either happens."""
     startup_timeout: Positive = 300.0
     """How long the first agents and ranks may take to start."""
     transition_timeout: Positive = 60.0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 #: Run folder, absolute.
 RUN_FOLDER = "UNICRON_RUN_FOLDER"
 #: Name of the task that the rank works for.
@@ -18,9 +16,3 @@ PHASE_PAGE = "UNICRON_PHASE_PAGE"
 ROLE = "UNICRON_ROLE"
 #: The child builds the dataset of its task and ends.
 PREPARE_DATA = "prepare-data"
-
-
-def stacks_path(run_folder: Path, seat: str) -> Path:
-    """Where the rank in a seat (`node:slot`) writes its stacks when it is asked to."""
-    node, _, slot = seat.rpartition(":")
-    return run_folder / "logs" / f"stacks-{node}-{slot}.txt"

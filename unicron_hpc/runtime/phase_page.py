@@ -5,6 +5,9 @@ interpreter's lock for ever or is dead. Two records, each in two slots that are 
 their CRC: a writer that is stopped or killed in the middle of one leaves the other whole, and a reader takes
 the newest whole one, whatever the memory model of the machine.
 
+Behind the page, the rank's `faulthandler` writes its stacks when it gets SIGUSR2: into memory, so that a full
+or broken disk is no obstacle. Both sides use the same open file, so the agent says where the next dump goes.
+
 Imports neither torch nor anything else that is slow.
 """
 
@@ -23,10 +26,12 @@ from unicron_hpc.detect.phases import WorkPhase
 
 #: Size of the page.
 PAGE_BYTES = mmap.PAGESIZE
+#: Most of a dump that is read.
+DUMP_BYTES = 64 * 1024
 
 _PHASES = len(WorkPhase)
-#: Count, epoch, iteration, micro-batch, phase, native thread id, monotonic ns.
-_MARK = struct.Struct("=7q")
+#: Count, epoch, iteration, micro-batch, phase, ids of the thread, monotonic ns.
+_MARK = struct.Struct("=8q")
 #: Count, epoch, iteration, seconds of the whole iteration and of each phase.
 _PACE = struct.Struct(f"=3q{1 + _PHASES}d")
 _CRC = struct.Struct("=I")
@@ -46,8 +51,8 @@ class Mark:
         Where it is; the iteration is the one under way, or the last one between two.
     phase
         What it is busy with.
-    thread
-        Native id of the thread that is busy.
+    thread, ident
+        The thread that is busy: the system's id and that of Python (and of its stack dumps).
     since
         Monotonic seconds (of this machine) when it entered the phase.
     """
@@ -58,6 +63,7 @@ class Mark:
     micro_batch: int
     phase: WorkPhase
     thread: int
+    ident: int
     since: float
 
 
@@ -89,7 +95,7 @@ class PhaseMarks:
     Parameters
     ----------
     descriptor
-        Of the shared memory; closed here. None for memory of this process alone: nobody watches.
+        Of the shared memory. None for memory of this process alone: nobody watches.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
@@ -97,7 +103,6 @@ class PhaseMarks:
             self._page = mmap.mmap(-1, PAGE_BYTES)
         else:
             self._page = mmap.mmap(descriptor, PAGE_BYTES)
-            os.close(descriptor)
         self._count = 0
         self._done = 0
         self._epoch = 0
@@ -126,7 +131,14 @@ class PhaseMarks:
         self._phase, self._since = phase, now
         self._count += 1
         record = _MARK.pack(
-            self._count, self._epoch, self._iteration, self._micro_batch, phase, self._thread, now
+            self._count,
+            self._epoch,
+            self._iteration,
+            self._micro_batch,
+            phase,
+            self._thread,
+            self._owner,
+            now,
         )
         self._write(_MARKS, self._count, record)
 
@@ -164,27 +176,39 @@ class PhasePage:
     Attributes
     ----------
     descriptor
-        To be given to the rank; the page stays readable after it is closed.
+        To be given to the rank.
     """
 
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("unicron-phases", os.MFD_CLOEXEC)
-        os.ftruncate(self.descriptor, PAGE_BYTES)
+        self.expect_dump()
         self._page = mmap.mmap(self.descriptor, PAGE_BYTES, prot=mmap.PROT_READ)
 
-    def close_descriptor(self) -> None:
-        """The rank has it now."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+    def close(self) -> None:
+        """The rank is gone, and what it left has been read."""
+        self._page.close()
+        os.close(self.descriptor)
+
+    def expect_dump(self) -> None:
+        """Forget the last dump."""
+        os.ftruncate(self.descriptor, PAGE_BYTES)
+        os.lseek(self.descriptor, PAGE_BYTES, os.SEEK_SET)
+
+    def dump_bytes(self) -> int:
+        """Size of what was dumped since `expect_dump`."""
+        return os.fstat(self.descriptor).st_size - PAGE_BYTES
+
+    def dump(self) -> str:
+        """What was dumped since `expect_dump`, at most `DUMP_BYTES` of it."""
+        return os.pread(self.descriptor, DUMP_BYTES, PAGE_BYTES).decode(errors="replace")
 
     def mark(self) -> Mark | None:
         """What the rank does; None before its first mark."""
         found = self._newest(_MARKS, _MARK)
         if found is None:
             return None
-        count, epoch, iteration, micro_batch, phase, thread, since = found
-        return Mark(count, epoch, iteration, micro_batch, WorkPhase(phase), thread, since / 1e9)
+        count, epoch, iteration, micro_batch, phase, thread, ident, since = found
+        return Mark(count, epoch, iteration, micro_batch, WorkPhase(phase), thread, ident, since / 1e9)
 
     def pace(self) -> Pace | None:
         """Its last finished iteration; None before the first."""

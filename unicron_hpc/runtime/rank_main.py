@@ -19,7 +19,7 @@ from unicron_hpc.config import load_resolved
 from unicron_hpc.detect.phases import WorkPhase
 from unicron_hpc.runtime.channel import AgentGone, Channel
 from unicron_hpc.runtime.engine import Engine
-from unicron_hpc.runtime.environment import PHASE_PAGE, RUN_FOLDER, SEAT, TASK, stacks_path
+from unicron_hpc.runtime.environment import PHASE_PAGE, RUN_FOLDER, TASK
 from unicron_hpc.runtime.orders import Rebuild
 from unicron_hpc.runtime.phase_page import PhaseMarks
 from unicron_hpc.runtime.saving import Saver
@@ -205,13 +205,10 @@ class Rank:
 
 
 def _open_page() -> PhaseMarks:
-    """Be ready to be watched: SIGUSR2 writes all stacks to a file, and the page says where this rank is."""
-    run_folder, seat = Path(os.environ[RUN_FOLDER]), os.environ[SEAT]
-    # Never closed: the handler writes to it.
-    stacks = os.open(stacks_path(run_folder, seat), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    faulthandler.register(signal.SIGUSR2, file=stacks)
+    """Be ready to be watched: SIGUSR2 writes all stacks behind the page, which says where this rank is."""
     page = os.environ.get(PHASE_PAGE)
     marks = PhaseMarks(int(page) if page else None)
+    faulthandler.register(signal.SIGUSR2, file=int(page) if page else sys.stderr)
     marks.take(WorkPhase.IDLE)  # whoever reads this may send the signal
     return marks
 

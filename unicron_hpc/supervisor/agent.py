@@ -20,6 +20,7 @@ from unicron_hpc.slurm.signals import stopping
 from unicron_hpc.supervisor import directory
 from unicron_hpc.supervisor.address import own_address
 from unicron_hpc.supervisor.agent_environment import node_name, rank_environment
+from unicron_hpc.supervisor.agent_log import AgentLog
 from unicron_hpc.supervisor.allocation import Allocation, read_allocation
 from unicron_hpc.supervisor.coordinator import Coordinator
 from unicron_hpc.supervisor.drill_agent import Drills
@@ -50,6 +51,7 @@ from unicron_hpc.supervisor.oom import MemoryKills, counter_file
 from unicron_hpc.supervisor.rank_messages import RankCommitted
 from unicron_hpc.supervisor.recent_commits import RecentCommits
 from unicron_hpc.supervisor.transport import Transport
+from unicron_hpc.supervisor.watch_messages import DumpStacks
 from unicron_hpc.supervisor.witness import missing_are_down, this_node_is_well
 from unicron_hpc.supervisor.zygote_client import Zygote
 
@@ -85,7 +87,9 @@ class Agent:
             run_folder / "logs" / f"zygote-{node}.log", rank_environment(os.environ, self._host), self._join
         )
         self._memory_kills = MemoryKills(counter_file())
-        self._ranks = LocalRanks(run_folder, self._zygote, self._report, self._memory_kills)
+        self._ranks = LocalRanks(
+            run_folder, self._zygote, self._report, self._memory_kills, settings.recovery
+        )
         self._drills = Drills(run_folder, node, settings.recovery.drills, self._ranks)
         self._commits = RecentCommits()
         self._ballot = Ballot(node)
@@ -117,7 +121,8 @@ class Agent:
         self._join()
         receiver = asyncio.create_task(self._receive(), name="receive")
         ticker = asyncio.create_task(self._tick_forever(), name="tick")
-        waited: set[asyncio.Future[Any]] = {receiver, ticker, self._finish}
+        watcher = asyncio.create_task(self._ranks.watch.run(), name="watch")
+        waited: set[asyncio.Future[Any]] = {receiver, ticker, watcher, self._finish}
         try:
             done, _ = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if self._finish in done:
@@ -126,8 +131,9 @@ class Agent:
                 ended.result()  # raises what went wrong
             return 1
         finally:
-            for task in (receiver, ticker, *self._preparing):
+            for task in (receiver, ticker, watcher, *self._preparing):
                 task.cancel()
+            self._ranks.watch.close()
             if self._coordinator:
                 self._coordinator.close()
             self._zygote.close()
@@ -187,7 +193,9 @@ class Agent:
         elected = isinstance(body, JobSnapshot) and envelope.term > self._leader_term
         if isinstance(body, JobSnapshot) and elected:
             self._follow(envelope.term, body.coordinator)
-        if isinstance(body, JobSnapshot | Beat | StartRank | StopRank | TellRank | PrepareData | Finish):
+        if isinstance(
+            body, JobSnapshot | Beat | StartRank | StopRank | TellRank | DumpStacks | PrepareData | Finish
+        ):
             if envelope.term == self._leader_term:
                 self._obey(body)
                 if elected:
@@ -202,7 +210,7 @@ class Agent:
 
     def _obey(
         self,
-        order: JobSnapshot | Beat | StartRank | StopRank | TellRank | PrepareData | Finish,
+        order: JobSnapshot | Beat | StartRank | StopRank | TellRank | DumpStacks | PrepareData | Finish,
     ) -> None:
         self._leader_heard = time.monotonic()
         self._candidate_since = None
@@ -217,6 +225,8 @@ class Agent:
                 self._ranks.stop(rank)
             case TellRank(rank, inner):
                 self._ranks.tell(rank, inner)
+            case DumpStacks(task, epoch):
+                self._ranks.watch.dump(task, epoch)
             case PrepareData(task):
                 self._prepare(task)
             case Finish(exit_code, reason):
@@ -272,7 +282,15 @@ class Agent:
             if self._snapshot is None:
                 self._join()  # until somebody answers: the leader may have been unknown or not up
             else:
-                self._post(self._leader, Heartbeat(self._zygote.warm, self._beat, self._commits.fresh()))
+                self._post(
+                    self._leader,
+                    Heartbeat(
+                        self._zygote.warm,
+                        self._beat,
+                        self._commits.fresh(),
+                        vitals=self._ranks.watch.vitals(),
+                    ),
+                )
             if self._coordinator:
                 self._coordinator.tick(now)
             else:
@@ -403,10 +421,7 @@ def main() -> None:
     logs = run_folder / "logs"
     logs.mkdir(mode=0o700, exist_ok=True)
     os.umask(0o077)
-    handler = logging.FileHandler(logs / f"agent-{node}.log")
-    logging.basicConfig(
-        level=logging.INFO, handlers=[handler], format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logging.basicConfig(level=logging.INFO, handlers=[AgentLog(logs / f"agent-{node}.log")])
     # Ranks whose zygote died are adopted, so that somebody reaps them.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:

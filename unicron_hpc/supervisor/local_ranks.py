@@ -16,9 +16,11 @@ from pathlib import Path
 
 import msgspec
 
+from unicron_hpc.config import RecoverySettings
 from unicron_hpc.errors import UnicronError
 from unicron_hpc.planner.layout import Seat
 from unicron_hpc.runtime.environment import RUN_FOLDER, SEAT, TASK
+from unicron_hpc.runtime.phase_page import PhasePage
 from unicron_hpc.supervisor.in_time import in_time
 from unicron_hpc.supervisor.messages import Body, RankExited, RankSaid, RankStarted, RankState
 from unicron_hpc.supervisor.oom import MemoryKills
@@ -26,6 +28,7 @@ from unicron_hpc.supervisor.rank_log import LastLines, RankLog
 from unicron_hpc.supervisor.rank_messages import (
     HEADER_BYTES,
     Cut,
+    IAmHere,
     RankAddress,
     RankCommitted,
     RankFault,
@@ -37,6 +40,7 @@ from unicron_hpc.supervisor.rank_messages import (
     frame_length,
     from_rank_decoder,
 )
+from unicron_hpc.supervisor.rank_watch import RankWatch
 from unicron_hpc.supervisor.zygote_client import RankProcess, Zygote
 
 log = logging.getLogger(__name__)
@@ -78,6 +82,13 @@ class LocalRanks:
         Takes what the coordinator must know.
     memory
         Knows who was killed for want of memory.
+    recovery
+        From when on a rank takes too long.
+
+    Attributes
+    ----------
+    watch
+        Watches them from outside.
     """
 
     def __init__(
@@ -86,8 +97,10 @@ class LocalRanks:
         zygote: Zygote,
         report: Callable[[Body], None],
         memory: MemoryKills | None = None,
+        recovery: RecoverySettings | None = None,
     ) -> None:
         self._memory = memory or MemoryKills(None)
+        self.watch = RankWatch(run_folder, recovery or RecoverySettings(), report, self.tell)
         self._run_folder = run_folder
         self._zygote = zygote
         self._report = report
@@ -116,6 +129,8 @@ class LocalRanks:
         """Kill a seat's process if it is still this incarnation, or is about to be."""
         if self._starting.get(_place(address)) == address:
             del self._starting[_place(address)]
+        if self.watch.defer(address, lambda: self.stop(address)):
+            return
         rank = self._ranks.get(_place(address))
         if rank and rank.address == address:
             rank.process.kill()
@@ -126,9 +141,13 @@ class LocalRanks:
             self.newest_epoch = max(self.newest_epoch, order.epoch)
         elif isinstance(order, RebuildOrder):
             self.newest_epoch = max(self.newest_epoch, order.rebuild.epoch)
+        if self.watch.defer(address, lambda: self.tell(address, order)):
+            return
         rank = self._ranks.get(_place(address))
         if rank is None or rank.address != address or rank.writer is None:
             return
+        if isinstance(order, Cut):
+            self.watch.cut(address, order.epoch)
         if isinstance(order, RebuildOrder):
             rank.epoch = order.rebuild.epoch
         with contextlib.suppress(ConnectionError):
@@ -172,9 +191,11 @@ class LocalRanks:
         }
         with contextlib.suppress(TimeoutError):
             await in_time(rank_log.begin, LOG_LIMIT)
+        page = PhasePage()
         try:
-            process = await self._zygote.spawn(rank_log.path, environment)
+            process = await self._zygote.spawn(rank_log.path, environment, page)
         except UnicronError as error:
+            page.close()
             self._is_wanted(address)
             self._report(RankExited(address, 0, None, str(error), time.time()))
             return
@@ -183,6 +204,7 @@ class LocalRanks:
             self._ranks[_place(address)] = rank
         else:
             process.kill()
+        self.watch.add(address, process, page)
         reader, rank.writer = await asyncio.open_connection(sock=process.socket)
         self._report(RankStarted(address, process.pid))
         listener = asyncio.create_task(self._listen(rank, reader))
@@ -193,6 +215,7 @@ class LocalRanks:
         # What it said before it died is in the socket's buffer and comes before the news of its death.
         await _drained(listener, process.socket)
         rank.writer.close()
+        self.watch.remove(address)
         if self._ranks.get(_place(address)) is rank:
             del self._ranks[_place(address)]
         self._report(
@@ -232,6 +255,9 @@ class LocalRanks:
                 said = from_rank_decoder.decode(await reader.readexactly(frame_length(header)))
                 if isinstance(said, RankCommitted):
                     rank.epoch = said.epoch
+                elif isinstance(said, IAmHere):
+                    self.watch.answered(rank.address, said.number)
+                    continue
                 elif isinstance(said, RankReady | RankHeld | RankFault):
                     self._background(self._mark(rank))
                 self._report(RankSaid(rank.address, said, time.time()))

@@ -153,8 +153,6 @@ class Zygote:
             raise self._dead() from error
         finally:
             theirs.close()
-            if page is not None:
-                page.close_descriptor()
         return await future
 
     def close(self) -> None:

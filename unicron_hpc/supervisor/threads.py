@@ -1,0 +1,65 @@
+"""What the kernel says about threads of this node's processes; every answer may be that they are gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadTimes:
+    """Seconds that a thread had on a processor, and was ready but waited for one, since it began."""
+
+    cpu: float
+    delay: float
+
+
+def state_of(pid: int, thread: int) -> str:
+    """Letter of proc(5) for a thread's state; empty if there is none."""
+    text = _read(f"/proc/{pid}/task/{thread}/stat")
+    # The name is in parentheses and may contain anything.
+    return text.rpartition(")")[2].strip()[:1]
+
+
+def times_of(pid: int, thread: int) -> ThreadTimes:
+    """Its share of the processors; zeros where the kernel does not say (no schedstats, or no thread)."""
+    fields = _read(f"/proc/{pid}/task/{thread}/schedstat").split()
+    if len(fields) < 2:
+        return ThreadTimes(0.0, 0.0)
+    return ThreadTimes(int(fields[0]) / 1e9, int(fields[1]) / 1e9)
+
+
+def delays(pid: int) -> dict[int, float]:
+    """Seconds that each thread of a process was ready but waited for a processor."""
+    with contextlib.suppress(OSError):
+        return {int(name): times_of(pid, int(name)).delay for name in os.listdir(f"/proc/{pid}/task")}
+    return {}
+
+
+def describe(pid: int) -> str:
+    """State, name and kernel function of each thread, one line; for people."""
+    parts = []
+    try:
+        threads = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
+    except OSError:
+        return "gone"
+    for name in threads[:32]:
+        folder = f"/proc/{pid}/task/{name}"
+        kernel = _read(f"{folder}/wchan").strip("0")
+        where = f" in {kernel}" if kernel else ""
+        parts.append(f"{_read(f'{folder}/comm').strip()}: {state_of(pid, int(name))}{where}")
+    return ", ".join(parts)
+
+
+def kernel_stack(pid: int, thread: int) -> str:
+    """The thread's stack in the kernel; empty for an ordinary user, who may not read it."""
+    return _read(f"/proc/{pid}/task/{thread}/stack")
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
