@@ -59,6 +59,9 @@ log = logging.getLogger(__name__)
 
 _PR_SET_CHILD_SUBREAPER = 36
 
+#: What only the coordinator says.
+Order = JobSnapshot | Beat | StartRank | StopRank | TellRank | DumpStacks | PrepareData | Finish
+
 #: Silence of the coordinator, in node time-outs, after which ranks stop computing.
 MINORITY_AFTER = 3
 
@@ -190,12 +193,10 @@ class Agent:
         if isinstance(body, Vote):
             self._on_vote(envelope, body)
             return
-        elected = isinstance(body, JobSnapshot) and envelope.term > self._leader_term
-        if isinstance(body, JobSnapshot) and elected:
+        elected = isinstance(body, Order) and envelope.term > self._leader_term
+        if isinstance(body, Order) and elected:
             self._follow(envelope.term, body.coordinator)
-        if isinstance(
-            body, JobSnapshot | Beat | StartRank | StopRank | TellRank | DumpStacks | PrepareData | Finish
-        ):
+        if isinstance(body, Order):
             if envelope.term == self._leader_term:
                 self._obey(body)
                 if elected:
@@ -208,10 +209,7 @@ class Agent:
         elif self._coordinator is not None:
             self._coordinator.handle(envelope.sender, body)
 
-    def _obey(
-        self,
-        order: JobSnapshot | Beat | StartRank | StopRank | TellRank | DumpStacks | PrepareData | Finish,
-    ) -> None:
+    def _obey(self, order: Order) -> None:
         self._leader_heard = time.monotonic()
         self._candidate_since = None
         self._idle = False

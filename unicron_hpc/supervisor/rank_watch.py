@@ -208,7 +208,7 @@ class RankWatch:
     # ------------------------------------------------------------ suspicion
 
     async def _suspect(self, rank: Watched, mark: Mark, suspicion: Suspicion) -> None:
-        """Take the stacks of a rank that took too long; unless they show that it waits for others, name it."""
+        """Take the stacks of a rank that took too long; name it unless they show that it waits for others."""
         seen = time.time()
         if suspicion.sure:
             self._accuse(rank, mark, suspicion, "", seen)
