@@ -60,14 +60,17 @@ class Appender:
         with self._changed:
             if self._closing:
                 return
-            if self._backlog + len(line) > BACKLOG:
+            full = self._backlog + len(line) > BACKLOG
+            if full:
                 self._lost += 1
-                if self._lost == 1:
-                    log.error("%s takes nothing any more: lines are lost", self._path)
-                return
-            self._waiting.append(line)
-            self._backlog += len(line)
-            self._changed.notify_all()
+            else:
+                self._waiting.append(line)
+                self._backlog += len(line)
+                self._changed.notify_all()
+            told = self._lost > 1
+        if full and not told:
+            # Outside: what is logged may come back to this very file.
+            log.error("%s takes nothing any more: lines are lost", self._path)
 
     def flush(self, seconds: float) -> bool:
         """Wait until the system has taken everything; False when it has not in time."""
@@ -109,14 +112,17 @@ class Appender:
                 rest = rest[os.write(self._descriptor, rest) :]
         except OSError as error:
             failure = error
+        lost = 0
         with self._changed:
             self._backlog -= len(line) - len(rest)
             if rest:
                 self._waiting.appendleft(rest)
-            if failure is not None and not self._refused:
-                log.error("%s cannot be written now: %s", self._path, failure)
-            if failure is None and self._lost:
-                log.error("%d lines of %s are lost", self._lost, self._path)
-                self._lost = 0
+            first = failure is not None and not self._refused
+            if failure is None:
+                lost, self._lost = self._lost, 0
             self._refused = failure is not None
             self._changed.notify_all()
+        if first:
+            log.error("%s cannot be written now: %s", self._path, failure)
+        if lost:
+            log.error("%d lines of %s are lost", lost, self._path)
