@@ -193,8 +193,8 @@ class Agent:
         if isinstance(body, Vote):
             self._on_vote(envelope, body)
             return
-        elected = isinstance(body, Order) and envelope.term > self._leader_term
-        if isinstance(body, Order) and elected:
+        elected = isinstance(body, JobSnapshot) and envelope.term > self._leader_term
+        if isinstance(body, JobSnapshot) and elected:
             self._follow(envelope.term, body.coordinator)
         if isinstance(body, Order):
             if envelope.term == self._leader_term:
