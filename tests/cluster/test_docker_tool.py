@@ -94,6 +94,51 @@ def test_a_killed_node_is_found_down_while_the_job_lives_on_and_comes_back(docke
     docker.exec(["srun", "-w", "n2", "true"])
 
 
+ECHO = """import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind(("", 7007))
+print("up", flush=True)
+while True:
+    s.sendto(*s.recvfrom(64))
+"""
+ASK = """import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.connect((sys.argv[1], 7007))
+s.setblocking(True)
+s.settimeout(0.02)
+came = 0
+for number in range(200):
+    s.send(str(number).encode())
+    try:
+        while s.recv(64) != str(number).encode():
+            pass
+        came += 1
+    except TimeoutError:
+        pass
+print(came)
+"""
+
+
+def test_a_lossy_link_loses_packets_until_it_is_told_to_stop(docker: Cluster) -> None:
+    address = docker.status()["nodes"]["n2"]["address"]
+    command = docker.exec_command(["python3", "-c", ECHO], node="n2")
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as echo:
+        try:
+            assert echo.stdout is not None
+            assert echo.stdout.readline() == "up\n"
+
+            def answers() -> int:
+                return int(docker.exec(["python3", "-c", ASK, address], node="n1").stdout)
+
+            assert answers() >= 195
+            docker.link_loss("n2", percent=30)
+            assert 100 <= answers() <= 170  # of 200, 140 on average
+            docker.link_loss("n2", percent=0)
+            assert answers() >= 195
+        finally:
+            echo.terminate()
+
+
 def test_a_cut_node_lives_on_unreached_and_heals_with_the_same_address(docker: Cluster) -> None:
     sleeping_job(docker, 2)
     before = docker.processes("n2")

@@ -31,6 +31,9 @@ def rank(sock: socket.socket) -> int:
         if order["type"] == "Cut":
             _say(sock, "RankFinished", epoch=order["epoch"], iteration=0)
             continue
+        if order["type"] == "Inject":
+            _say(sock, "RankFault", epoch=0, error=f"{order['name']} {order['iteration']}", traceback="")
+            continue
         word, _, rest = order.get("reason", "").partition(" ")
         match word:
             case "exit":
