@@ -1,0 +1,186 @@
+"""The error table: every row explains what it is there for, and nothing of a row above it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.detect.field_cases import CASES
+from unicron_hpc.detect.literals import required_words
+from unicron_hpc.detect.rule import Rule, Scope, compiled
+from unicron_hpc.detect.severity import Blame, Severity
+from unicron_hpc.detect.table import FAMILIES, Table, default_table, families
+
+ROWS = default_table().rows
+LINES = {case_id: case for case_id, case in CASES.items() if case["kind"] == "log_line"}
+few = settings(max_examples=60, deadline=None)
+
+#: What the field calls a line, and what that is in our words.
+CLASSES = {
+    "node": lambda row: row.severity == "SEV1" and row.blame is Blame.NODE,
+    "application": lambda row: row.blame is Blame.PROGRAM,
+    "consequence": lambda row: row.collateral and row.severity == "INFO",
+    "warning": lambda row: row.severity == "INFO" and row.blame is Blame.NOBODY,
+    "symptom": lambda row: row.collateral and row.severity == "SEV3",
+    "ambiguous": lambda row: row.vague and row.severity == "SEV3",
+    "network_or_peer_death": lambda row: row.blame is Blame.NETWORK and row.collateral,
+    "application_or_gpu": lambda row: row.severity == "SEV2" and row.blame is Blame.PROCESS,
+    "requeue": lambda row: row.severity == "INFO" and row.blame is Blame.NOBODY,
+    "user_cancel_or_kill_on_bad_exit": lambda row: row.severity == "INFO" and row.collateral,
+    "collateral": lambda row: row.collateral,
+    "unkillable": lambda row: row.severity == "SEV1" and not row.drains,
+    "usage": lambda row: row.severity == "PROGRAM",
+    "port": lambda row: row.severity == "SEV3" and row.error == "address in use",
+    "network_setup": lambda row: row.blame is Blame.NETWORK and row.severity == "INFO",
+}  # fmt: skip
+
+
+def rule(name: str, pattern: str, **more: object) -> Rule:
+    values = {"error": name, "severity": "SEV2", "blame": Blame.PROCESS, "meaning": "A test."} | more
+    return Rule(name=name, pattern=pattern, **values)
+
+
+@pytest.mark.parametrize("case_id", LINES)
+def test_a_line_from_the_field_is_what_the_field_calls_it(case_id: str) -> None:
+    expected = LINES[case_id]["expected"]
+    row = default_table().find(LINES[case_id]["input"])
+    assert row is not None
+    assert row.drains == expected.get("drain", row.drains)
+    if "class" in expected:
+        assert CLASSES[expected["class"]](row)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_rows_example_is_explained_by_the_row(row: Rule) -> None:
+    found = default_table().find(row.example, exception=row.scope is Scope.EXCEPTION)
+    assert found is not None
+    assert found.name == row.name
+
+
+def test_every_row_says_what_it_means_what_to_do_and_where_it_is_from() -> None:
+    assert len({row.name for row in ROWS}) == len(ROWS)
+    for row in ROWS:
+        assert row.meaning.endswith(".")
+        assert row.advice.endswith(".")
+        assert row.source != "site rule"
+        assert row.error == row.error.strip()
+    assert [family for family, _ in families()] == list(FAMILIES)
+
+
+def test_only_a_node_is_drained_and_a_program_never() -> None:
+    for row in ROWS:
+        if row.drains:
+            assert (row.severity, row.blame, row.collateral) == ("SEV1", Blame.NODE, False)
+        if row.severity == "PROGRAM":
+            assert row.blame in {Blame.PROGRAM, Blame.NETWORK}
+        if row.collateral:
+            assert row.severity != "SEV1"
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.pattern], ids=lambda row: row.name)
+def test_the_quick_test_lets_every_text_through_that_fits(row: Rule) -> None:
+    words = required_words(row.pattern)
+    assert words, "without a required word this row slows every line down"
+    strategy = st.from_regex(re.compile(row.pattern, re.ASCII))
+
+    @settings(max_examples=6, deadline=None, database=None)
+    @given(strategy)
+    def check(text: str) -> None:
+        assert compiled(row.pattern).search(text)
+        assert any(word in text.lower() for word in words)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("abc", {"abc"}),
+        ("abcd?ef", {"abc"}),
+        ("ab*cde", {"cde"}),
+        (r"a\.bc|DEF", {"a.bc", "def"}),
+        (r"abc|\d+", set()),
+        ("(?:abc|def)+", {"abc", "def"}),
+        ("(?:abc|def)?xyz", {"xyz"}),
+        ("(?:abc)*", set()),
+        ("(?!abc)def", {"def"}),
+        ("(?=abc)", set()),
+        ("[abc]def[^]x]ghi", {"def"}),
+        ("abc+def", {"abc"}),
+        ("error 12 xx", {"error "}),
+        (r"\bnan\b", {"nan"}),
+        ("(?P<n>longer|word)ab", {"longer", "word"}),
+        ("ab{2}cde", {"cde"}),
+        ("xy", set()),
+    ],
+)  # fmt: skip
+def test_the_words_that_a_pattern_requires(pattern: str, words: set[str]) -> None:
+    assert required_words(pattern) == words
+
+
+@few
+@given(st.text())
+def test_no_text_breaks_the_table_and_the_answer_is_always_the_same(text: str) -> None:
+    table = default_table()
+    assert table.find(text) == table.find(text)
+    assert table.find(text, exception=True) == table.find(text, exception=True)
+
+
+@few
+@given(st.binary(max_size=200))
+def test_the_quick_test_of_a_line_never_hides_a_finding(raw: bytes) -> None:
+    table = default_table()
+    if not table.may_fit(raw):
+        assert table.find(raw.decode("utf-8", "replace")) is None
+
+
+def test_a_line_that_differs_in_digits_only_is_looked_at_anew() -> None:
+    table = Table([rule("a", "", xid=(13,)), rule("b", "", xid=(31,))])
+    line = "NVRM: Xid (PCI:0000:1b:00): %d, pid=9"
+    assert [row and row.name for row in (table.find(line % n) for n in (13, 31, 45))] == ["a", "b", None]
+
+
+def test_the_first_row_that_fits_decides_and_both_xid_and_pattern_must_fit() -> None:
+    table = Table([rule("fatal", "fatal", xid=(145,)), rule("any", "", xid=(145,)), rule("late", "fatal")])
+    found = [
+        table.find(f"NVRM: Xid (PCI:0018:01:00): {text}") for text in ("145, Fatal", "145, x", "9, fatal")
+    ]
+    assert [row and row.name for row in found] == ["fatal", "any", "late"]
+
+
+def test_rows_for_exceptions_leave_other_lines_alone() -> None:
+    progress = "the last request timed out, trying again"
+    assert default_table().find(progress) is None
+    row = default_table().find(f"TimeoutError: {progress}", exception=True)
+    assert row is not None
+    assert row.error == "timeout"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        " iteration 100/ 500 | lm loss: 2.1E+00 | grad norm: 1.0 | number of nan iterations:   0 |",
+        "NCCL_ASYNC_ERROR_HANDLING=1 NCCL_TIMEOUT=600",
+        "timeout ............................ 600",
+        "loss: 0.5, information follows",
+        "using world size: 8, data-parallel size: 2, nan_check: True",
+        "saved checkpoint in 3.2 s, no errors found",
+        "INFO: fault tolerance is enabled",
+        "loading data from /data/infinite-loss.bin",
+        "",
+    ],
+)
+def test_what_a_healthy_training_prints_is_no_finding(line: str) -> None:
+    assert default_table().find(line) is None
+
+
+def test_site_rules_come_first_and_take_the_place_of_a_row_of_their_name() -> None:
+    table = default_table().with_rules([rule("xid-page-fault", "", xid=(31,), severity="SEV1")])
+    line = "NVRM: Xid (PCI:0000:1b:00): 31, pid=99, name=python, Ch 00000008, MMU Fault"
+    found = table.find(line)
+    assert found is not None
+    assert found.finding.severity is Severity.SEV1
+    assert len(table.rows) == len(ROWS)

@@ -1,0 +1,104 @@
+"""The error table: from a text to the row that explains it.
+
+The rows lie in `rows/*.yaml`, one file a family, in the form in which sites write their own rules; a site's
+rules come first. The order is the order of judgement: the first row that fits decides.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from importlib import resources
+
+import msgspec
+
+from unicron_hpc.detect.literals import required_words
+from unicron_hpc.detect.rule import Rule, Scope
+
+#: The families in the order of judgement: who names the broken part goes before who only lost a peer.
+FAMILIES = ("xid", "gpu", "slurm", "host", "network", "program")
+
+#: Longest text that is looked at, in characters.
+LONGEST = 8192
+#: Shapes of lines that are remembered.
+_SHAPES = 50_000
+
+# Lines of a training repeat with other digits; rows' words have none.
+_SHAPE = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ123456789", b"abcdefghijklmnopqrstuvwxyz" + b"0" * 9)
+
+
+class Table:
+    """Rows in the order of judgement.
+
+    Parameters
+    ----------
+    rows
+        Their names differ.
+    """
+
+    def __init__(self, rows: Iterable[Rule]) -> None:
+        self.rows = tuple(rows)
+        self._words: dict[bytes, list[int]] = {}
+        self._always: list[int] = []
+        for k, row in enumerate(self.rows):
+            words = frozenset({"xid"}) if row.xid else required_words(row.pattern)
+            for word in words:
+                self._words.setdefault(word.encode(), []).append(k)
+            if not words:
+                self._always.append(k)
+        self._known: dict[bytes, tuple[int, ...]] = {}
+
+    def with_rules(self, rules: Iterable[Rule]) -> Table:
+        """This table with a site's rules before it; one with the name of a row takes the row's place."""
+        rules = tuple(rules)
+        names = {rule.name for rule in rules}
+        return Table((*rules, *(row for row in self.rows if row.name not in names)))
+
+    def may_fit(self, raw: bytes) -> bool:
+        """Whether a line is worth a closer look; quick, and never wrong when it says no."""
+        return bool(self._candidates(raw))
+
+    def find(self, text: str, *, exception: bool = False) -> Rule | None:
+        """The first row that fits.
+
+        Parameters
+        ----------
+        text
+            A line, several that belong together, or an exception as `Class: text`.
+        exception
+            It is an exception's text.
+        """
+        text = text[:LONGEST]
+        for k in self._candidates(text.encode("utf-8", "replace")):
+            row = self.rows[k]
+            if (exception or row.scope is Scope.ANY) and row.fits(text):
+                return row
+        return None
+
+    def _candidates(self, raw: bytes) -> tuple[int, ...]:
+        shape = raw.translate(_SHAPE)
+        found = self._known.get(shape)
+        if found is None:
+            hits = set(self._always)
+            for word, rows in self._words.items():
+                if word in shape:
+                    hits.update(rows)
+            found = tuple(sorted(hits))
+            if len(shape) < 1024:
+                if len(self._known) >= _SHAPES:
+                    self._known.clear()
+                self._known[shape] = found
+        return found
+
+
+@functools.cache
+def default_table() -> Table:
+    """The rows that come with this package."""
+    return Table(row for _, rows in families() for row in rows)
+
+
+def families() -> Iterator[tuple[str, list[Rule]]]:
+    """Every family's name and rows, in the order of judgement."""
+    folder = resources.files("unicron_hpc.detect") / "rows"
+    for family in FAMILIES:
+        yield family, msgspec.yaml.decode((folder / f"{family}.yaml").read_bytes(), type=list[Rule])
