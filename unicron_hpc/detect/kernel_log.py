@@ -16,8 +16,7 @@ from unicron_hpc.detect.table import Table, default_table
 # come between. Only the first line names the GPU.
 _OPENS = re.compile(r"NVRM: (?:The NVIDIA GPU|GPU) (?P<pci>[0-9a-f]{4,8}:[0-9a-f:.]+)\b[^:]*$", re.IGNORECASE)
 _CONTINUES = re.compile(r"NVRM: +(?P<text>[a-z(].*)$")
-#: Most lines of a record, and most lines of others between its first and its last.
-_MOST_PARTS = 6
+#: Most lines of others between the first and the last of a record.
 _PATIENCE = 64
 
 _PCI = re.compile(r"\b(?P<pci>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?)\b", re.IGNORECASE)
@@ -95,8 +94,8 @@ class KernelLog:
         self._open = [record for record in self._open if record.age <= _PATIENCE]
         if _OPENS.match(text):
             self._open.append(_Open([text]))
-        elif self._open and (more := _CONTINUES.match(text)) and (joined := self._continue(more["text"])):
-            text = joined
+        elif self._open and (more := _CONTINUES.match(text)) and not _PCI.search(text):
+            text = self._continue(more["text"]) or text
         row = self.table.find(text)
         return [] if row is None else self._event(row, text)
 
@@ -108,10 +107,8 @@ class KernelLog:
         if self.table.find(whole) is not None:
             self._open.remove(fullest)
             return whole
-        shortest = min(self._open, key=lambda record: (len(record.parts), -record.age))
-        shortest.parts.append(text)
-        if len(shortest.parts) >= _MOST_PARTS:
-            self._open.remove(shortest)
+        if text.startswith("("):
+            min(self._open, key=lambda record: (len(record.parts), -record.age)).parts.append(text)
         return None
 
     def _event(self, row: Rule, text: str) -> list[KernelEvent]:
