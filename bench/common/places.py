@@ -28,6 +28,8 @@ __all__ = ["REPOSITORY", "ClusterError", "Local", "Place", "Slurm"]
 
 #: A run that is told to end has this long, in seconds.
 END_GRACE = 60.0
+#: A command of the owner ends within this long, in seconds.
+OWNER_LIMIT = 300.0
 
 
 class Place(Protocol):
@@ -49,6 +51,10 @@ class Place(Protocol):
 
     def kill_node(self, run: Watched, node: str) -> float:
         """Kill every process of a node; return the unix time at which its agent was dead."""
+        ...
+
+    def as_owner(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        """Run a command of ours as the owner of the jobs, however it ends."""
         ...
 
     def restore(self) -> None:
@@ -104,6 +110,9 @@ class Slurm:
     def kill_node(self, run: Watched, node: str) -> float:
         watch = Deathwatch(run.agent_pid(node))
         return _dies(watch, self._cluster.command("kill-node", node))
+
+    def as_owner(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        return self._cluster.exec(words, check=False, timeout=OWNER_LIMIT, env=_environment())
 
     def restore(self) -> None:
         # A new cluster is up in seconds. In the old one the first node stays COMPLETING for more than a
@@ -170,6 +179,17 @@ class Local:
         watch = Deathwatch(agent)
         signal_all(descendants(agent), signal.SIGKILL)
         return watch.wait(END_GRACE)
+
+    def as_owner(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=OWNER_LIMIT,
+            env={**os.environ, **_environment()},
+        )
 
     def restore(self) -> None:
         """Nodes are started with the next run."""

@@ -28,7 +28,7 @@ from unicron_hpc.config import load_resolved
 from unicron_hpc.detect.exceptions import explain_exception
 from unicron_hpc.detect.severity import Severity
 from unicron_hpc.errors import ConfigError, UnicronError
-from unicron_hpc.report.drill_outcome import Culprit, Outcome
+from unicron_hpc.report.drill_outcome import Culprit, Outcome, named_rightly
 from unicron_hpc.report.journal import EVENTS, read_lines
 from unicron_hpc.report.status import status_of
 from unicron_hpc.supervisor import drill_client
@@ -286,6 +286,7 @@ def _as_json(name: str, job_id: str, drill: Watched, seen: Outcome, wrong: Seque
         "rank": drill.culprit.rank,
         "expected": drill.expected.value,
         **seen.as_json(),
+        "right": named_rightly(seen, drill.culprit),
         "wrong": list(wrong),
         "passed": not wrong,
     }
