@@ -205,13 +205,13 @@ def report(bench: Bench, place: Place) -> list[str]:
             lines.append(f"{met} {kind} at most {aim:g} s: {median:.3f} s")
     told = bench.as_json()
     named, injected = told["culprits"]
-    for aim, met, figure in (
+    for what, kept, figure in (
         ("every culprit named, nobody else", named == injected, f"{named} of {injected}"),
         ("no healthy node drained", told["healthy_drained"] == 0, str(told["healthy_drained"])),
         ("no false alarm", told["false_alarms"] == 0, f"{told['false_alarms']} (soak {bench.soaked:.0f} s)"),
         ("losses as without faults", bench.worst_loss() <= TOLERANCE, f"worst {bench.worst_loss():.1e}"),
     ):
-        lines.append(f"{'met   ' if met else 'MISSED'} {aim}: {figure}")
+        lines.append(f"{'met   ' if kept else 'MISSED'} {what}: {figure}")
     return lines
 
 

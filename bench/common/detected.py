@@ -50,7 +50,7 @@ class Injection:
 
 def mean_iteration(metrics: Sequence[Record], before: float) -> float:
     """Return the mean time from commit to commit over the last iterations before a moment, in seconds."""
-    times = [record["time"] for record in metrics if record["time"] < before][-PACE - 1 :]
+    times = [float(record["time"]) for record in metrics if record["time"] < before][-PACE - 1 :]
     return statistics.mean(after - first for first, after in itertools.pairwise(times))
 
 
