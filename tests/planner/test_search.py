@@ -97,6 +97,47 @@ def test_the_user_fixes_the_degrees_of_the_first_layout():
     assert [r.micro_batches for r in layout.replicas] == [2, 2]
 
 
+def test_a_depth_that_leaves_a_node_idle_gives_way_to_a_faster_layout():
+    busy = replace(small_work().hardware, flops=1e9)
+    work = small_work(pipeline=2, global_batch_size=24, hardware=busy)
+    choice = search(work, nodes(3))
+    free = search(replace(work, pipeline=None), nodes(3))
+    assert choice.idle_nodes == ()
+    assert choice.candidate.seconds == pytest.approx(free.candidate.seconds)
+
+
+def test_a_depth_that_leaves_a_node_idle_stays_where_nothing_is_faster():
+    # One micro-batch, and every further stage would only cost.
+    work = small_work(pipeline=1, global_batch_size=2)
+    choice = search(work, nodes(2))
+    assert [len(replica.stages) for replica in choice.layout.replicas] == [1]
+    assert choice.idle_nodes == ("c1",)
+
+
+def test_a_depth_that_all_nodes_find_a_seat_in_is_kept_although_another_is_faster():
+    busy = replace(small_work().hardware, flops=1e9)
+    work = small_work(pipeline=4, global_batch_size=24, hardware=busy)
+    assert (
+        search(replace(work, pipeline=None), nodes(4)).candidate.seconds
+        < search(work, nodes(4)).candidate.seconds
+    )
+    assert [len(replica.stages) for replica in search(work, nodes(4)).layout.replicas] == [4]
+
+
+def test_a_depth_gives_way_where_slow_nodes_would_hold_up_the_others():
+    busy = replace(small_work().hardware, flops=1e9)
+    work = small_work(pipeline=2, global_batch_size=24, hardware=busy)
+    choice = search(work, [*nodes(3), NodeSlots("slow", 1, 20.0)])
+    assert choice.idle_nodes == ("slow",)
+
+
+def test_a_depth_that_does_not_fit_in_memory_is_refused_however_the_nodes_divide():
+    machine = replace(small_work().hardware, memory_bytes=5.65e6)
+    for count in (4, 5):
+        with pytest.raises(PlanError, match="pipeline_model_parallel_size 2"):
+            search(small_work(pipeline=2, hardware=machine), nodes(count))
+
+
 def test_after_a_loss_the_depth_is_free_but_degree_and_size_stay():
     work = small_work(pipeline=2, tensor=None, micro_batch_size=None, num_attention_heads=4)
     first = best_layout(replace(work, tensor=2, micro_batch_size=2), nodes(2, slots=2))

@@ -14,6 +14,7 @@ from tests.supervisor.examples import few
 from unicron_hpc.errors import PlanError
 from unicron_hpc.planner.calibrate import Measured
 from unicron_hpc.planner.layout import Layout
+from unicron_hpc.planner.outlook import at_start
 from unicron_hpc.planner.work import NodeSlots, TaskWork
 from unicron_hpc.supervisor.job_plan import Change, JobPlan, Nodes
 from unicron_hpc.supervisor.layout_choice import choose_layout
@@ -64,6 +65,21 @@ def names(some: Nodes | Sequence[NodeSlots]) -> set[str]:
     return {node.name for node in some}
 
 
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[TaskWork, ...]:
+    """One to three small tasks."""
+    return tuple(
+        work(
+            f"t{number}",
+            weight=draw(st.sampled_from([0.2, 1.0, 3.0])),
+            min_nodes=draw(st.integers(1, 2)),
+            global_batch_size=draw(st.sampled_from([8, 12])),
+            pipeline=draw(st.integers(1, 2)),
+        )
+        for number in range(draw(st.integers(1, 3)))
+    )
+
+
 class TestTheStart:
     def test_a_single_task_takes_the_active_nodes_and_leaves_the_spares(self) -> None:
         job = Job(HEAVY, active=3, spares=2)
@@ -84,9 +100,32 @@ class TestTheStart:
         assert len(job.held("light")) == 3
         assert [len(replica.stages) for replica in job.layouts["light"].replicas] == [3]
 
-    def test_pipelines_that_do_not_fit_side_by_side_are_refused(self) -> None:
-        with pytest.raises(PlanError, match=r"need 6 nodes \(a 3, b 3\)"):
-            Job(work("a", pipeline=3), work("b", pipeline=3), active=5)
+    def test_pipelines_that_do_not_fit_on_the_nodes_that_came_start_shallower(self) -> None:
+        job = Job(work("a", pipeline=3), work("b", pipeline=3), active=5)
+        assert all(job.plan.nodes.values())
+        alone = Job(work("a", pipeline=3), active=2)
+        assert all(len(replica.stages) < 3 for replica in alone.layouts["a"].replicas)
+
+    @fewer
+    @given(st.data(), st.integers(2, 5), st.integers(0, 1))
+    def test_is_what_unicron_plan_shows(self, data: st.DataObject, active: int, spares: int) -> None:
+        works, slow = data.draw(jobs()), data.draw(st.sampled_from([1.0, 1.0, 1.5, 3.0]))
+        mine = [*nodes(active - 1), NodeSlots("slow", 1, slow)]
+        try:
+            shown = at_start(works, mine)
+        except PlanError:
+            assume(False)
+            raise
+        plan = JobPlan({work.name: work for work in works}, active)
+        given_ = plan.begin([*mine, *(NodeSlots(f"spare{k}", 1, 3.0) for k in range(spares))])
+        for work in works:
+            chosen = choose_layout(work, None, given_[work.name], (), {})
+            assert given_[work.name] == shown[work.name].nodes
+            assert chosen.layout == shown[work.name].layout
+
+    def test_leaves_slow_nodes_as_spares(self) -> None:
+        plan = JobPlan({"heavy": HEAVY}, 3)
+        assert names(plan.begin([NodeSlots("slow", 1, 1.5), *nodes(3)])["heavy"]) == {"c0", "c1", "c2"}
 
     def test_stages_that_share_a_node_need_fewer(self) -> None:
         plan = JobPlan({w.name: w for w in (HEAVY, work("light", weight=0.01, pipeline=3))}, 4)
@@ -159,6 +198,52 @@ class TestALoss:
         job = Job(HEAVY, active=2)
         with pytest.raises(PlanError):
             job.lose("c0", "c1")
+
+
+class TestSlowNodes:
+    def slow_down(self, job: Job, name: str, factor: float) -> None:
+        job.alive = [replace(n, slowdown=factor) if n.name == name else n for n in job.alive]
+
+    def test_are_the_last_spares_to_step_in(self) -> None:
+        job = Job(HEAVY, active=2, spares=2)
+        self.slow_down(job, "c2", 1.5)
+        job.lose("c0")
+        assert job.held("heavy") == {"c1", "c3"}
+
+    @pytest.mark.parametrize("spares", [0, 1])
+    def test_are_planned_for_with_what_is_known_now(self, spares: int) -> None:
+        job = Job(HEAVY, active=4, spares=spares)
+        self.slow_down(job, "c3", 2.0)
+        (held,) = job.lose("c0").nodes.values()
+        assert {n.name: n.slowdown for n in held if n.name != "c4"} == {"c1": 1.0, "c2": 1.0, "c3": 2.0}
+
+    def test_are_a_new_situation_for_which_older_plans_do_not_count(self) -> None:
+        job = Job(HEAVY, LIGHT, active=4)
+        assert job.prepare()
+        self.slow_down(job, "c3", 2.0)
+        assert not job.lose("c0").from_table
+
+    def test_are_told_apart_in_steps_so_that_a_new_measurement_changes_nothing(self) -> None:
+        job = Job(HEAVY, LIGHT, active=4)
+        self.slow_down(job, "c3", 1.52)
+        assert job.prepare()
+        self.slow_down(job, "c3", 1.48)
+        self.slow_down(job, "c2", 1.04)
+        assert job.lose("c0").from_table
+
+    def test_have_plans_made_ahead_for_their_loss_too(self) -> None:
+        job = Job(HEAVY, LIGHT, active=4)
+        self.slow_down(job, "c3", 2.0)
+        assert job.prepare()
+        assert job.lose("c3").from_table
+
+    def test_go_from_the_light_task_to_nobody_who_has_a_faster_one(self) -> None:
+        job = Job(work("heavy", weight=3.0), work("light", weight=0.5, pipeline=2), active=5)
+        slow, fast = sorted(job.held("light"))
+        self.slow_down(job, slow, 1.5)
+        job.finish("light")
+        order = [node.name for node in job.plan.nodes["heavy"]]
+        assert order.index(fast) < order.index(slow)
 
 
 class TestTheEndOfATask:
@@ -278,21 +363,6 @@ class TestASuccessor:
         plan = JobPlan({"heavy": HEAVY, "deep": deep}, 5)
         plan.adopt({"heavy": [], "deep": []}, nodes(5))
         assert len(plan.begin(nodes(5))["deep"]) == 3
-
-
-@st.composite
-def jobs(draw: st.DrawFn) -> tuple[TaskWork, ...]:
-    """One to three small tasks."""
-    return tuple(
-        work(
-            f"t{number}",
-            weight=draw(st.sampled_from([0.2, 1.0, 3.0])),
-            min_nodes=draw(st.integers(1, 2)),
-            global_batch_size=draw(st.sampled_from([8, 12])),
-            pipeline=draw(st.integers(1, 2)),
-        )
-        for number in range(draw(st.integers(1, 3)))
-    )
 
 
 def begun(works: tuple[TaskWork, ...], active: int) -> Job:

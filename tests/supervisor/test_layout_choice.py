@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
-from tests.planner.works import nodes, small_work
+from tests.planner.works import MACHINE, nodes, small_work
 from unicron_hpc.errors import PlanError
+from unicron_hpc.planner.cost import predict
 from unicron_hpc.planner.holdings import HeldUnit, held_by
 from unicron_hpc.planner.layout import Layout, Seat
 from unicron_hpc.planner.movement import moves
+from unicron_hpc.planner.search import search
 from unicron_hpc.planner.units import units_of
 from unicron_hpc.planner.work import NodeSlots
 from unicron_hpc.supervisor.layout_choice import choose_layout
@@ -78,3 +81,29 @@ def test_spares_that_do_not_suffice_are_used_all_the_same() -> None:
 def test_with_nothing_left_there_is_no_plan() -> None:
     with pytest.raises(PlanError):
         choose_layout(WORK, start(), [], ALL, {})
+
+
+def test_a_spare_that_is_far_too_slow_does_not_take_the_place_as_it_is() -> None:
+    work = small_work(hardware=replace(MACHINE, flops=1e9), global_batch_size=24)
+    layout = choose_layout(work, None, FOUR, ALL, {}).layout
+    left = [node for node in FOUR if node.name != "c1"]
+    choice = choose_layout(work, layout, [*left, NodeSlots("s0", 1, 20.0)], ALL, state_of(layout, "c1"))
+    assert choice.reason == "redistributed"
+    assert {seat.node for seat in choice.layout.seats} == {"c0", "c2", "c3"}
+
+
+def test_a_slightly_slow_spare_takes_the_place_although_sharing_anew_would_be_faster() -> None:
+    work = small_work(hardware=replace(MACHINE, flops=1e9), global_batch_size=400)
+    layout = choose_layout(work, None, FOUR, ALL, {}).layout
+    left = [node for node in FOUR if node.name != "c1"]
+    mine = [*left, NodeSlots("s0", 1, 1.04)]
+    choice = choose_layout(work, layout, mine, ALL, state_of(layout, "c1"))
+    assert choice.reason == "spare"
+    slowdown = {node.name: node.slowdown for node in mine}
+    best = search(work, mine, previous=layout).candidate.seconds
+    assert best < predict(choice.layout, work, slowdown).iteration_seconds
+
+
+def test_a_depth_that_needs_nodes_that_never_came_gives_way() -> None:
+    choice = choose_layout(small_work(pipeline=4), None, nodes(3), {"c0", "c1", "c2"}, {})
+    assert all(len(replica.stages) <= 3 for replica in choice.layout.replicas)

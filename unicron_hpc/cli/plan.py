@@ -69,8 +69,8 @@ def command(
 ) -> None:
     """Show the layout that TRAIN.YAML would get on a number of nodes, and why others lost.
 
-    On `slurm.nodes` nodes that is the layout at the start, with the parallel sizes that the file fixes. On
-    any other number it is what the job would go on with: the tensor size stays, depth is the planner's
+    On `slurm.nodes` nodes that is the layout at the start, with the sizes that the file fixes. On any other
+    number it is what the job would go on with: tensor size and micro-batch size stay, depth is the planner's
     choice. Nodes are called c1, c2, ... unless `slurm.nodelist` names them. Needs neither torch nor Slurm.
 
     \b
@@ -124,7 +124,7 @@ def _works(settings: Settings, nodes: int, machine: Hardware | None, *, free: bo
     works = [task_work(task, settings.slurm, machine=machine) for task in settings.tasks]
     if free:
         return [replace(work, tensor=None, pipeline=None) for work in works]
-    if nodes != settings.slurm.nodes or len(works) > 1:
+    if nodes != settings.slurm.nodes:
         return [replace(work, pipeline=None) for work in works]
     return works
 

@@ -48,6 +48,8 @@ def show_plan(outlook: Outlook, before: Outlook | None) -> None:
         markup=False,
         soft_wrap=True,
     )
+    for note in outlook.notes:
+        console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
     if before is not None:
         ratio = prediction.iteration_seconds / before.prediction.iteration_seconds
         console.print(f"before: {before.prediction.iteration_seconds:.4g} s per iteration, now x {ratio:.3g}")

@@ -44,6 +44,7 @@ def described(outlook: Outlook) -> dict[str, Any]:
         "memory_bytes": prediction.memory_bytes,
         "memory_limit": prediction.memory_limit,
         "idle_nodes": list(outlook.idle_nodes),
+        "notes": list(outlook.notes),
         "runners_up": lost_out(outlook),
     }
     if outlook.moves is not None:

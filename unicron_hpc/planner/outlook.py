@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
-from msgspec.structs import replace
 
 from unicron_hpc.errors import PlanError
 from unicron_hpc.planner import legal
 from unicron_hpc.planner.cost import Prediction, predict
-from unicron_hpc.planner.curves import throughput
-from unicron_hpc.planner.deal import deal
 from unicron_hpc.planner.holdings import held_by
 from unicron_hpc.planner.layout import Layout
 from unicron_hpc.planner.movement import MovePlan, moves, replace_seats
 from unicron_hpc.planner.search import Choice, search
-from unicron_hpc.planner.situation import Rewards, Situation, Standing, check_minimums
+from unicron_hpc.planner.situation import Situation
 from unicron_hpc.planner.sizes import unit_bytes
+from unicron_hpc.planner.standings import standings
+from unicron_hpc.planner.start import share_at_start
 from unicron_hpc.planner.table import Planner
 from unicron_hpc.planner.transition import next_layout
+from unicron_hpc.planner.wish import notes
 from unicron_hpc.planner.work import NodeSlots, TaskWork
 
 
@@ -36,6 +36,8 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
         The search behind it; None where the layout stayed as it was.
     moves
         What had to be sent for it; None at the start.
+    notes
+        What a person should know of it, in sentences.
     """
 
     work: TaskWork
@@ -44,6 +46,7 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeSlots, ...]
     choice: Choice | None = None
     moves: MovePlan | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def idle_nodes(self) -> tuple[str, ...]:
@@ -53,19 +56,14 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def at_start(works: Sequence[TaskWork], nodes: Sequence[NodeSlots]) -> dict[str, Outlook]:
-    """Every task's first layout, the nodes shared out by Unicron's reward where there are several tasks.
+    """Every task's first layout, on the nodes that the job would give it.
 
     Raises
     ------
     PlanError
         When minimum sizes or memory leave no way.
     """
-    if len(works) == 1:
-        return {works[0].name: _first(works[0], nodes)}
-    now = _situation(works, nodes, {})
-    check_minimums(now.tasks, now.capacity)
-    counts = Rewards(now, now.tasks, now.capacity).share_out({})
-    dealt = deal(now, now.tasks, counts)
+    dealt = share_at_start({work.name: work for work in works}, nodes, len(nodes))
     return {work.name: _first(work, dealt[work.name]) for work in works}
 
 
@@ -73,23 +71,13 @@ def _first(work: TaskWork, nodes: Sequence[NodeSlots]) -> Outlook:
     choice = search(work, nodes)
     legal.check(choice.layout, work)
     return Outlook(
-        work=work, layout=choice.layout, prediction=choice.prediction, nodes=tuple(nodes), choice=choice
+        work=work,
+        layout=choice.layout,
+        prediction=choice.prediction,
+        nodes=tuple(nodes),
+        choice=choice,
+        notes=notes(work, nodes, choice.layout),
     )
-
-
-def _situation(
-    works: Sequence[TaskWork], nodes: Sequence[NodeSlots], running: Mapping[str, Outlook]
-) -> Situation:
-    slots = max(n.slots for n in nodes)
-    tasks = []
-    for work in works:
-        now = running.get(work.name)
-        layout = now.layout if now else None
-        # Depth is free once a task runs, and before it does its fixed depth says only how it starts.
-        curve = throughput(replace(work, pipeline=None), len(nodes), slots, previous=layout)
-        held = tuple(n.name for n in now.nodes) if now else ()
-        tasks.append(Standing(work=work, nodes=held, curve=curve, layout=layout))
-    return Situation(tasks=tuple(tasks), nodes={n.name: n for n in nodes}, active=len(nodes))
 
 
 def after_loss(
@@ -128,7 +116,12 @@ def _shared_anew(
     if len(works) == 1:
         now = next(iter(running.values()))
         return {works[0].name: _changed(now, [n for n in everyone if n.name not in lost], lost, None)}
-    planner = Planner(_situation(works, everyone, running))
+    held = {name: now.nodes for name, now in running.items()}
+    layouts = {name: now.layout for name, now in running.items()}
+    tasks = standings({work.name: work for work in works}, everyone, held, layouts)
+    planner = Planner(
+        Situation(tasks=tasks, nodes={n.name: n for n in everyone}, active=len(everyone) - len(spares))
+    )
     event = planner.loss(lost)
     plan = planner.plan(event)
     dealt = planner.deal(event, {name: task.nodes for name, task in plan.tasks.items()}, lost)

@@ -43,15 +43,27 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     idle_nodes: tuple[str, ...]
 
 
-def _fixed_pipeline(part: Scope, depth: int) -> list[Candidate]:
-    """All replicas of the depth that the user asked for, as many as the groups allow."""
+def _wished(part: Scope, depth: int) -> list[Candidate]:
+    """All replicas of the depth that the user asks for, as many as the groups allow."""
     number = min(len(part.bench.places) // depth, part.micro_batches)
     if number < 1:
         return []
-    depths = part.depths(max(part.bench.slowdown), flight=-(-part.micro_batches // number))
+    depths = part.depths(part.bench.slowdown[number * depth - 1], flight=-(-part.micro_batches // number))
     if depth > len(depths.through) or not math.isfinite(depths.through[depth - 1]):
         return []
     return [part.candidate(kinds_of(depths, ((depth, number),)))]
+
+
+def _as_wished(parts: Sequence[Scope], depth: int) -> tuple[list[Candidate], bool]:
+    """(candidates of that depth, whether they are the answer).
+
+    They are where nodes are alike and each has a seat. Else other layouts may be faster, and compete.
+    """
+    found = [candidate for part in parts for candidate in _wished(part, depth)]
+    speeds = {speed for part in parts for speed in part.bench.slowdown}
+    places = {part.tensor: len(part.bench.places) for part in parts}
+    whole = [c for c in found if c.groups == places[c.tensor]]
+    return (whole, True) if whole and len(speeds) == 1 else (found, False)
 
 
 def candidates(work: TaskWork, nodes: Sequence[NodeSlots], previous: Layout | None = None) -> list[Candidate]:
@@ -70,17 +82,19 @@ def candidates(work: TaskWork, nodes: Sequence[NodeSlots], previous: Layout | No
         if cut.places
         for size in sizes(work, previous)
     ]
+    found: list[Candidate] = []
+    if work.pipeline is not None and previous is None:
+        found, enough = _as_wished(parts, work.pipeline)
+        if enough or not found:
+            parts = []
+    best = min((c.seconds for c in found), default=math.inf)
     # The most promising first: what they reach rules most others out by their bound alone.
     bounds = [least_seconds(part) for part in parts]
-    found: list[Candidate] = []
-    best = math.inf
     for k in sorted(range(len(parts)), key=lambda k: bounds[k]):
         part = parts[k]
-        if work.pipeline is not None and previous is None:
-            found += _fixed_pipeline(part, work.pipeline)
-        elif bounds[k] >= best:
+        if bounds[k] >= best:
             continue
-        elif part.bench.slowdown[0] == part.bench.slowdown[-1]:
+        if part.bench.slowdown[0] == part.bench.slowdown[-1]:
             found += equal_nodes(part, best)
         else:
             found += unequal_nodes(part, best)

@@ -71,10 +71,10 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.active, len(self.nodes))
 
     def idle(self) -> tuple[str, ...]:
-        """Nodes without a task, fastest first."""
+        """Nodes without a task, fastest first, among equals in the order of `nodes`."""
         used = {name for task in self.tasks for name in task.nodes}
         free = [node for name, node in self.nodes.items() if name not in used]
-        return tuple(node.name for node in sorted(free, key=lambda n: (n.slowdown, n.name)))
+        return tuple(node.name for node in sorted(free, key=lambda n: n.slowdown))
 
 
 def expected_running(situation: Situation, nodes: int) -> float:

@@ -31,7 +31,8 @@ class TaskWork(msgspec.Struct, frozen=True, kw_only=True):
     micro_batch_size
         Sequences in a micro-batch; None lets the planner choose when the task starts.
     tensor, pipeline
-        Degrees fixed by the user; None lets the planner choose. `pipeline` binds only the first layout.
+        Degrees fixed by the user; None lets the planner choose. `pipeline` is a wish for the first layout:
+        it is kept where all nodes find a seat in pipelines of that depth.
     recompute
         Activation recomputation: none, the attention core only, or whole layers.
     parameter_bytes, gradient_bytes, optimizer_bytes

@@ -10,9 +10,10 @@ from msgspec.structs import replace
 
 from unicron_hpc.planner.calibrate import Measured, calibrate
 from unicron_hpc.planner.candidate import Candidate
-from unicron_hpc.planner.curves import throughput
 from unicron_hpc.planner.layout import Layout
-from unicron_hpc.planner.situation import Situation, Standing, check_minimums
+from unicron_hpc.planner.situation import Situation
+from unicron_hpc.planner.standings import standings
+from unicron_hpc.planner.start import least_nodes, share_at_start
 from unicron_hpc.planner.table import Event, Planner, Table
 from unicron_hpc.planner.work import NodeSlots, TaskWork
 
@@ -84,29 +85,25 @@ class JobPlan:
         self._table: Table | None = None
 
     def begin(self, alive: Sequence[NodeSlots]) -> dict[str, Nodes]:
-        """Share the first `active` nodes out.
+        """Share `active` nodes out, the first and fastest ones (`planner.start`).
 
         Raises
         ------
         PlanError
             When minimum sizes exceed what there is.
         """
-        if len(self.works) == 1:
-            self.nodes = {name: tuple(alive[: self._active]) for name in self.works}
-            self._free_depths()
-            return self.nodes
-        situation = self._situation(alive, {}, {n: _with_its_depth(w, alive) for n, w in self.works.items()})
-        check_minimums(situation.tasks, situation.capacity)
-        planner = Planner(situation)
-        event = Event(launched=tuple(sorted(self.works)))
-        counts = {name: task.nodes for name, task in planner.plan(event).tasks.items()}
-        self.nodes = {**self.nodes, **planner.deal(event, counts, ())}
+        here = _in_steps(alive)
+        works = self.works
+        if sum(least_nodes(work, here) for work in works.values()) > min(self._active, len(here)):
+            # Asked for all its nodes the job was not refused, so some never came: shallower then.
+            works = {name: replace(work, pipeline=None) for name, work in works.items()}
+        self.nodes = share_at_start(works, here, self._active)
         self._free_depths()
         return self.nodes
 
     def adopt(self, nodes: Mapping[str, Collection[str]], alive: Sequence[NodeSlots]) -> None:
         """Take over a predecessor's decision."""
-        here = {node.name: node for node in alive}
+        here = {node.name: node for node in _in_steps(alive)}
         self.nodes = {name: tuple(here[n] for n in nodes.get(name, ()) if n in here) for name in self.works}
         if any(self.nodes.values()):
             self._free_depths()
@@ -121,7 +118,7 @@ class JobPlan:
         lost
             Names of nodes that have just been lost.
         alive
-            All nodes that are left, the best spares first among those without a task.
+            All nodes that are left, the best spares first among those without a task; slow ones come last.
         layouts
             What runs; a task that is absent waits.
 
@@ -132,9 +129,12 @@ class JobPlan:
         """
         begun = time.monotonic()
         gone = {node.name: node for held in self.nodes.values() for node in held if node.name in lost}
-        left = {name: tuple(n for n in held if n.name not in gone) for name, held in self.nodes.items()}
+        here = {node.name: node for node in _in_steps(alive)}
+        left = {
+            name: tuple(here.get(n.name, n) for n in held if n.name not in gone) for name, held in self.nodes.items()
+        }
         taken = {node.name for held in left.values() for node in held}
-        spares = [node for node in alive if node.name not in taken]
+        spares = sorted((n for n in here.values() if n.name not in taken), key=lambda node: node.slowdown)
         if len(gone) <= len(spares):
             for name, held in left.items():
                 count = len(self.nodes[name]) - len(held)
@@ -143,7 +143,7 @@ class JobPlan:
             self.nodes = left
             return Change(left, dict.fromkeys(left), True, time.monotonic() - begun)
         change = self._replan(
-            lambda planner: planner.loss(gone), tuple(gone), (*alive, *gone.values()), layouts, begun
+            lambda planner: planner.loss(gone), tuple(gone), (*here.values(), *gone.values()), layouts, begun
         )
         if len(self.works) == 1:
             # Nobody else could use a node that the reward would leave idle.
@@ -159,7 +159,7 @@ class JobPlan:
         begun = time.monotonic()
         waiting = {name for name, held in self.nodes.items() if not held} - self._finished
         event = Event(finished=(task,), launched=tuple(sorted(waiting)))
-        change = self._replan(lambda _: event, (), alive, layouts, begun)
+        change = self._replan(lambda _: event, (), _in_steps(alive), layouts, begun)
         self._finished.add(task)
         return change
 
@@ -186,7 +186,7 @@ class JobPlan:
                 found = calibrate(self.works[name], some)
                 works[name] = replace(self.works[name], hardware=found.hardware)
                 errors[name] = (found.before, found.after)
-        table = Table(self._situation(alive, layouts, works), domains)
+        table = Table(self._situation(_in_steps(alive), layouts, works), domains)
         return Prepared(table, works, errors, time.monotonic() - begun)
 
     def install(self, prepared: Prepared) -> bool:
@@ -195,6 +195,9 @@ class JobPlan:
         if any({n.name for n in self.nodes[name]} != nodes for name, nodes in held.items()):
             return False
         self._table = prepared.table
+        # As fast as they were when the plans were made.
+        nodes = prepared.table.planner.situation.nodes
+        self.nodes = {name: tuple(nodes.get(n.name, n) for n in some) for name, some in self.nodes.items()}
         return True
 
     def _free_depths(self) -> None:
@@ -212,7 +215,7 @@ class JobPlan:
         """The plan for an event, from the table if it was made for just this situation."""
         table, self._table = self._table, None
         from_table = False
-        if table is not None and set(table.planner.situation.nodes) == {node.name for node in before}:
+        if table is not None and table.planner.situation.nodes == {node.name: node for node in before}:
             planner = table.planner
             event = event_of(planner)
             misses = table.misses
@@ -234,22 +237,12 @@ class JobPlan:
         layouts: Mapping[str, Layout],
         works: Mapping[str, TaskWork] | None = None,
     ) -> Situation:
-        slots = max((node.slots for node in alive), default=1)
-        tasks = []
-        for name, work in (works or self.works).items():
-            if name in self._finished:
-                continue
-            layout = layouts.get(name)
-            # A fixed depth says only how a task starts.
-            free = replace(work, pipeline=None)
-            # One more than there is: a node may join.
-            curve = throughput(free, len(alive) + 1, slots, previous=layout)
-            held = tuple(node.name for node in self.nodes[name])
-            tasks.append(Standing(work=work, nodes=held, curve=curve, layout=layout))
-        return Situation(tasks=tuple(tasks), nodes={node.name: node for node in alive}, active=self._active)
+        going = {n: work for n, work in (works or self.works).items() if n not in self._finished}
+        held = {name: self.nodes[name] for name in going}
+        tasks = standings(going, alive, held, layouts)
+        return Situation(tasks=tasks, nodes={node.name: node for node in alive}, active=self._active)
 
 
-def _with_its_depth(work: TaskWork, nodes: Sequence[NodeSlots]) -> TaskWork:
-    """The task with as many nodes for the start as the pipeline needs that the user asks for."""
-    groups = max((node.slots for node in nodes), default=1) // (work.tensor or 1)
-    return replace(work, min_nodes=max(work.min_nodes, -(-(work.pipeline or 1) // max(groups, 1))))
+def _in_steps(nodes: Sequence[NodeSlots]) -> list[NodeSlots]:
+    """The nodes with their slowdown in tenths: what is measured anew all the time is not a new situation."""
+    return [replace(node, slowdown=max(round(node.slowdown, 1), 1.0)) for node in nodes]

@@ -8,11 +8,14 @@ import msgspec
 
 from unicron_hpc.planner import legal
 from unicron_hpc.planner.candidate import Candidate, seated
+from unicron_hpc.planner.cost import predict
 from unicron_hpc.planner.layout import Layout, Seat
 from unicron_hpc.planner.movement import HeldUnit, replace_seats
 from unicron_hpc.planner.placement import place
 from unicron_hpc.planner.scope import bench
-from unicron_hpc.planner.search import best_layout
+from unicron_hpc.planner.search import best_layout, search
+from unicron_hpc.planner.start import within_reach
+from unicron_hpc.planner.straggler import WORTH
 from unicron_hpc.planner.transition import next_layout
 from unicron_hpc.planner.work import NodeSlots, TaskWork
 
@@ -74,7 +77,7 @@ def _choose(
     candidate: Candidate | None,
 ) -> Choice:
     if previous is None:
-        return Choice(best_layout(work, nodes), "start")
+        return Choice(best_layout(within_reach(work, nodes), nodes), "start")
     names = {node.name for node in nodes}
     lost = {seat.node for seat in previous.seats} - names
     if not lost and names <= set(planned):
@@ -82,7 +85,7 @@ def _choose(
     if lost and len(nodes) >= len(planned):
         seated_before = {seat.node for seat in previous.seats}
         moved = replace_seats(previous, lost, [node for node in nodes if node.name not in seated_before])
-        if moved is not None:
+        if moved is not None and not _much_slower(moved, work, previous, nodes):
             return Choice(moved, "spare")
     if candidate is not None:
         alone = seated(candidate, bench(nodes, candidate.tensor).places, work.num_layers)
@@ -91,3 +94,12 @@ def _choose(
         )
         return Choice(layout, "redistributed")
     return Choice(next_layout(work, nodes, previous=previous, holdings=holdings).layout, "redistributed")
+
+
+def _much_slower(moved: Layout, work: TaskWork, previous: Layout, nodes: Sequence[NodeSlots]) -> bool:
+    """Whether another layout saves so much that more state may move: a spare can be slow."""
+    slowdown = {node.name: node.slowdown for node in nodes}
+    if len({slowdown[seat.node] for seat in moved.seats}) == 1:
+        return False
+    best = search(work, nodes, previous=previous).candidate.seconds
+    return best < predict(moved, work, slowdown).iteration_seconds * (1 - WORTH)
