@@ -1,0 +1,103 @@
+"""Drills of the program's own faults: the run ends with the guilty rank's words, and costs no node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from testcluster.api import Cluster
+
+from .drills import Drilled, assert_passed, drill
+from .job import Job, as_new_afterwards, submit
+
+pytestmark = pytest.mark.cluster
+
+#: Name of the drill -> its options, and words of the traceback with which the run must end.
+FAULTS: dict[str, tuple[tuple[str, ...], str]] = {
+    "exception-forward": (("--error=AssertionError: drill: shapes differ",), "AssertionError: drill: shapes"),
+    "oom": ((), "MemoryError: drill"),
+    "nan": ((), "not finite"),
+}
+#: Bytes that a rank may have on top of what it has when it is put into a cgroup.
+ROOM = 64 * 2**20
+MEMORY = Path("/sys/fs/cgroup/memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A job that a drill ended."""
+
+    job: Job
+    drilled: Drilled
+    words: str
+
+
+def run(cluster: Cluster, name: str, *options: str, words: str) -> Ended:
+    """Two replicas of one rank each and a spare, until the drill ends them."""
+    with as_new_afterwards(cluster):
+        job = submit(
+            cluster,
+            f"program-{name}",
+            slurm={"nodes": 2, "spares": 1},
+            train={"pipeline_model_parallel_size": 1, "train_iters": 100_000},
+        )
+        job.wait_iteration(10)
+        drilled = drill(job, name, *options)
+        job.cancel()  # whatever came of it
+        job.wait_end()
+        return Ended(job, drilled, words)
+
+
+@pytest.fixture(scope="module", params=FAULTS)
+def ended(embedded: Cluster, request: pytest.FixtureRequest) -> Ended:
+    """One job for each fault."""
+    options, words = FAULTS[request.param]
+    return run(embedded, request.param, *options, words=words)
+
+
+class TestAFaultOfTheProgram:
+    def test_ends_the_run_as_the_drill_expects(self, ended: Ended) -> None:
+        assert_passed(ended.drilled)
+
+    def test_is_told_with_the_ranks_own_traceback(self, ended: Ended) -> None:
+        (finished,) = ended.job.events("job_finished")
+        assert finished["state"] == "failed"
+        assert ended.words in finished["detail"]
+        assert "Traceback" in finished["detail"]
+        record = ended.job.record()
+        assert record.state.name == "FAILED"
+
+    def test_uses_no_spare_and_drains_nobody(self, ended: Ended) -> None:
+        assert len(ended.job.events("rank_started")) == 2
+        assert ended.job.events("drain_requested") == []
+        assert ended.job.events("agent_lost") == []
+        assert ended.job.left_over() == {}
+
+
+@pytest.fixture
+def cgroup(embedded: Cluster) -> Iterator[Path]:
+    """A memory cgroup into which the cluster's plain user may move his processes."""
+    if os.geteuid() != 0 or not (MEMORY / "memory.limit_in_bytes").exists():
+        pytest.skip("only root can make a memory cgroup (version 1) for a user")
+    folder = MEMORY / f"unicron-drill-{os.getpid()}"
+    folder.mkdir()
+    owner = embedded.shared_dir.stat().st_uid
+    try:
+        os.chown(folder / "cgroup.procs", owner, -1)
+        (folder / "memory.limit_in_bytes").write_text(str(ROOM))
+        yield folder
+    finally:
+        folder.rmdir()
+
+
+def test_a_rank_that_the_kernel_kills_for_want_of_memory_ends_the_run_and_says_so(
+    embedded: Cluster, cgroup: Path
+) -> None:
+    ended = run(embedded, "oom", f"--cgroup={cgroup}", words="")
+    assert_passed(ended.drilled)
+    assert "memory" in ended.drilled.told["error"]
+    assert len(ended.job.events("rank_started")) == 2
+    assert ended.job.events("drain_requested") == []
