@@ -1,0 +1,352 @@
+"""Who is guilty when many complain: from reports to a verdict, whatever the order in which they arrive.
+
+The rules, strongest first:
+
+1. A report that names a cause (an ECC error, a crash, an exception of the program) goes before one that says
+   only that something failed, and both before one from a rank that merely lost or waited for a peer. A rank
+   that is silent while others wait for it stands between the first two.
+2. Of equals the earliest is the cause; if the same rank's node reports an error of its own, that is. Others
+   are suspects of their own only if the first cannot have caused them: a node's own error always, a death by
+   a signal or a silence at about the same time. A rank that complained before it died is a victim.
+3. Ranks that only complain accuse those who do not: the one whose collective's number lags, else whoever
+   shares a group with the complaining ranks and says nothing.
+4. A rank in a section that it announced (a checkpoint, a compilation) may be silent.
+5. A kill for want of memory near a SIGKILL on the same node is the cause of that death.
+6. Several ranks that had to be restarted on one node accuse the node.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from unicron_hpc.detect.reports import Action, Report, Sign, Structure, Verdict
+from unicron_hpc.detect.severity import NOT_ANSWERING, Blame, Finding, Severity
+
+#: Seconds within which two deaths or silences count as simultaneous.
+TOGETHER = 0.25
+#: Seconds after the first complaint in which a death by a signal may still be what was complained about.
+AFTERMATH = 5.0
+#: Seconds between a SIGKILL and the counter or kernel record that explains it, either way.
+MEMORY_WINDOW = 10.0
+
+HOST_MEMORY = Finding("host out of memory", Severity.PROGRAM, Blame.PROGRAM)
+REPEATED = Finding("ranks keep failing on this node", Severity.SEV1, Blame.NODE)
+LAGGING = Finding("rank lags behind in a collective", Severity.SEV2)
+
+
+def judge(reports: Sequence[Report], structure: Structure | None = None) -> Verdict:
+    """Decide who is guilty.
+
+    Parameters
+    ----------
+    reports
+        What was heard so far of one incident, in any order; the verdict depends on the order in no way.
+    structure
+        The running layout, where it is known.
+    """
+    return _Court(sorted(set(reports), key=_order), structure or Structure()).verdict()
+
+
+def _order(report: Report) -> tuple[object, ...]:
+    finding = report.finding
+    return (
+        report.time, report.sign.value, -1 if report.rank is None else report.rank, report.node,
+        "" if finding is None else finding.error, report.vague, report.detail,
+        report.sequence or 0, report.group, report.arrival or 0.0,
+    )  # fmt: skip
+
+
+class _Strength(enum.IntEnum):
+    """How much a report says about the cause; the smallest counts most."""
+
+    NAMES_CAUSE = 0
+    SILENCE = 1
+    VAGUE = 2
+    COLLATERAL = 3
+
+
+class _Court:
+    """The reports of one incident, in order of time."""
+
+    def __init__(self, reports: list[Report], structure: Structure) -> None:
+        self.structure = structure
+        self.reports = _with_memory_kills(reports, structure)
+        self.start = min((report.time for report in reports), default=0.0)
+
+    def verdict(self) -> Verdict:
+        strengths = [(self._strength(report), report) for report in self.reports]
+        told = [(strength, report) for strength, report in strengths if strength is not None]
+        if repeated := self._repeated_node():
+            return self._against_node(repeated)
+        if not told:
+            return Verdict(evidence=tuple(map(self._sentence, self.reports)))
+        strength, first = min(told, key=lambda pair: _weight(*pair))
+        complaints = [report for weight, report in told if weight is _Strength.COLLATERAL]
+        if strength is _Strength.COLLATERAL:
+            accused, finding, why = self._accused(complaints)
+            if accused:
+                return self._compose(accused, finding, None, [why], told)
+            return self._compose((), first.finding or NOT_ANSWERING, first, [], told)
+        first = self._error_of_its_node(first, told)
+        causes = [first, *self._independent(first, strength, told)]
+        suspects = {r.rank for r in causes if r.rank is not None}
+        if first.rank is None and first.node:
+            suspects |= {rank for rank, node in self.structure.nodes.items() if node == first.node}
+        evidence = [self._sentence(report) for report in causes]
+        return self._compose(tuple(sorted(suspects)), first.finding or NOT_ANSWERING, first, evidence, told)
+
+    # ------------------------------------------------------------ how much a report says
+
+    def _strength(self, report: Report) -> _Strength | None:
+        """None for what is no sign of a failure."""
+        finding = report.finding
+        match report.sign:
+            case Sign.SECTION | Sign.SECTION_OVER | Sign.RESTART | Sign.MEMORY_KILL:
+                return None
+            case Sign.ENDED:
+                return _Strength.COLLATERAL
+            case Sign.SILENT:
+                return None if self._excused(report) else _Strength.SILENCE
+        if finding is not None and finding.collateral:
+            return _Strength.COLLATERAL
+        if finding is not None and finding.severity is Severity.INFO:
+            return None
+        vague = finding is None or report.vague
+        if (vague or report.sign is Sign.DEATH) and self._complained_before(report):
+            return _Strength.COLLATERAL
+        if report.sign is Sign.DEATH and self._in_aftermath(report):
+            return _Strength.VAGUE
+        return _Strength.VAGUE if vague else _Strength.NAMES_CAUSE
+
+    def _complained_before(self, death: Report) -> bool:
+        """Whether the rank had lost or waited for a peer before it ended."""
+        return any(
+            r.rank is not None and r.rank == death.rank and r.time <= death.time and _complains(r)
+            for r in self.reports
+        )
+
+    def _in_aftermath(self, death: Report) -> bool:
+        """Whether others had been silent, or had complained for a while, when it came."""
+        return any(
+            r.rank != death.rank
+            and (
+                (r.sign is Sign.SILENT and death.time - r.time > TOGETHER and not self._excused(r))
+                or (_complains(r) and death.time - r.time > AFTERMATH)
+            )
+            for r in self.reports
+        )
+
+    def _excused(self, silence: Report) -> bool:
+        """Whether the rank had said that it would be busy, and had not said that it is done."""
+        busy = False
+        for report in self.reports:
+            if report.rank == silence.rank and report.time <= silence.time:
+                if report.sign is Sign.SECTION:
+                    busy = True
+                elif report.sign is Sign.SECTION_OVER:
+                    busy = False
+        return busy
+
+    def _error_of_its_node(self, first: Report, told: list[tuple[_Strength, Report]]) -> Report:
+        """The error of the node behind a process's, where one was reported."""
+        if first.finding is not None and first.finding.severity in (Severity.PROGRAM, Severity.SEV1):
+            return first
+        here = (
+            r
+            for strength, r in told
+            if strength is _Strength.NAMES_CAUSE
+            and r.finding is not None
+            and (r.finding.severity, r.finding.blame) == (Severity.SEV1, Blame.NODE)
+            and abs(r.time - first.time) <= MEMORY_WINDOW
+            and (
+                (r.rank is not None and r.rank == first.rank)
+                or (r.rank is None and r.node and r.node == self._node_of(first))
+            )
+        )
+        found = next(here, first)
+        # The node's report need not know whose GPU it was; the rank that failed there does.
+        known = {"rank": first.rank} if found.rank is None else {}
+        return msgspec.structs.replace(found, **known) if found is not first else first
+
+    def _independent(
+        self, first: Report, strength: _Strength, told: list[tuple[_Strength, Report]]
+    ) -> Iterable[Report]:
+        """Reports of other ranks or nodes that the first cannot have caused."""
+        for other_strength, other in told:
+            same_node = other.rank is None and other.node == self._node_of(first)
+            if other_strength is not strength or same_node or self._place(other) == self._place(first):
+                continue
+            finding = other.finding
+            of_node = finding is not None and finding.severity is Severity.SEV1 and not finding.collateral
+            sudden = other.sign in (Sign.DEATH, Sign.SILENT) and other.sign is first.sign
+            if of_node or (sudden and other.time - first.time <= TOGETHER):
+                yield other
+
+    # ------------------------------------------------------------ nobody but victims
+
+    def _accused(self, complaints: list[Report]) -> tuple[tuple[int, ...], Finding, str]:
+        """Whom the complaining ranks wait for."""
+        lagging = _lagging(complaints)
+        if lagging:
+            numbers = ", ".join(map(str, lagging))
+            return lagging, LAGGING, f"rank {numbers}: its collective's number lags behind the others'"
+        waiting = {r.rank for r in complaints if r.rank is not None and r.sign is not Sign.ENDED}
+        heard = {r.rank for r in self.reports if r.rank is not None}
+        votes: Counter[int] = Counter()
+        for group in self.structure.groups:
+            complaining = waiting.intersection(group)
+            if complaining:
+                votes.update({rank: len(complaining) for rank in group if rank not in heard})
+        if not votes:
+            return (), NOT_ANSWERING, ""
+        most = max(votes.values())
+        accused = tuple(sorted(rank for rank, count in votes.items() if count == most))
+        # Most of a group silent is no accusation of anybody: the network may be cut between the halves.
+        if len(accused) > len(waiting):
+            return (), NOT_ANSWERING, ""
+        numbers = ", ".join(map(str, accused))
+        return (
+            accused,
+            NOT_ANSWERING,
+            f"rank {numbers}: said nothing while {most} of its groups' ranks complain",
+        )
+
+    # ------------------------------------------------------------ nodes
+
+    def _node_of(self, report: Report) -> str:
+        if report.node or report.rank is None:
+            return report.node
+        return self.structure.nodes.get(report.rank, "")
+
+    def _place(self, report: Report) -> tuple[int | None, str]:
+        return report.rank, self._node_of(report)
+
+    def _repeated_node(self) -> str:
+        """A node on which several ranks, or one many times, had to be restarted."""
+        restarts: dict[str, list[int | None]] = defaultdict(list)
+        for report in self.reports:
+            if report.sign is Sign.RESTART and (node := self._node_of(report)):
+                restarts[node].append(report.rank)
+        guilty = [node for node, ranks in restarts.items() if len(set(ranks)) > 1 or len(ranks) > 2]
+        # The same on several nodes is no node's fault.
+        return guilty[0] if len(guilty) == 1 else ""
+
+    def _against_node(self, node: str) -> Verdict:
+        there = [r for r in self.reports if r.sign is Sign.RESTART and self._node_of(r) == node]
+        ranks = tuple(sorted({r.rank for r in there if r.rank is not None}))
+        evidence = tuple(self._sentence(r) for r in there)
+        return Verdict(ranks, (), (), node, REPEATED, True, Action.NODE_OUT, there[-1], evidence)
+
+    # ------------------------------------------------------------ the verdict
+
+    def _compose(
+        self,
+        suspects: tuple[int, ...],
+        finding: Finding,
+        cause: Report | None,
+        evidence: list[str],
+        told: list[tuple[_Strength, Report]],
+    ) -> Verdict:
+        others = [r for _, r in told if r.rank is not None and r.rank not in suspects]
+        victims = {r.rank for r in others if r.finding and r.finding.collateral and r.sign is not Sign.ENDED}
+        collateral = {r.rank for r in others}
+        node = ""
+        if finding.blame is Blame.NODE:
+            node = self._node_of(cause) if cause else ""
+            node = node or next((n for n in map(self.structure.nodes.get, suspects) if n), "")
+        more = [self._sentence(r) for r in self.reports]
+        return Verdict(
+            suspects,
+            tuple(sorted(rank for rank in victims if rank is not None)),
+            tuple(sorted(rank for rank in collateral if rank is not None)),
+            node,
+            finding,
+            finding.severity is Severity.SEV1 and finding.blame is Blame.NODE,
+            _action(finding),
+            cause,
+            tuple(dict.fromkeys([*evidence, *more])),
+        )
+
+    def _sentence(self, report: Report) -> str:
+        where = f"rank {report.rank}" if report.rank is not None else f"node {report.node}"
+        if report.rank is None and not report.node:
+            where = "somebody"
+        elif report.rank is not None and report.node:
+            where += f" on {report.node}"
+        what = report.finding.error if report.finding else report.sign.value
+        if report.sign is Sign.SILENT and self._excused(report):
+            what = "silent, as it had said it would be"
+        if report.finding and report.finding.collateral:
+            what += " (only lost or waited for others)"
+        text = f"{where} at +{report.time - self.start:.1f} s: {what}"
+        if report.detail and report.detail != what:
+            text += f": {report.detail.splitlines()[0][:200]}"
+        if report.arrival is not None and report.arrival - report.time > 1.0:
+            text += f" (heard {report.arrival - report.time:.1f} s later)"
+        return text
+
+
+def _complains(report: Report) -> bool:
+    """Whether the report comes from a rank that only lost or waited for others."""
+    finding = report.finding
+    return report.sign is not Sign.ENDED and finding is not None and finding.collateral
+
+
+def _weight(strength: _Strength, report: Report) -> tuple[object, ...]:
+    """The order of judgement: strength, then time."""
+    return (strength, report.time, _order(report))
+
+
+def _lagging(complaints: list[Report]) -> tuple[int, ...]:
+    """Ranks whose last collective is older than that of others in the same group."""
+    groups: dict[str, dict[int, int]] = defaultdict(dict)
+    for report in complaints:
+        if report.sequence is not None and report.rank is not None:
+            known = groups[report.group].get(report.rank)
+            groups[report.group][report.rank] = min(report.sequence, known or report.sequence)
+    found: set[int] = set()
+    for numbers in groups.values():
+        last = max(numbers.values())
+        behind = {rank for rank, number in numbers.items() if number < last}
+        # Only a minority can lag behind; otherwise the others have run ahead of what they wait for.
+        if len(behind) * 2 <= len(numbers):
+            found |= behind
+    return tuple(sorted(found))
+
+
+def _with_memory_kills(reports: list[Report], structure: Structure) -> list[Report]:
+    """The reports, with deaths by SIGKILL explained by kills for want of memory on the same node."""
+    kills = [report for report in reports if report.sign is Sign.MEMORY_KILL]
+    explained = []
+    for report in reports:
+        node = report.node or structure.nodes.get(-1 if report.rank is None else report.rank, "")
+        if _is_kill(report) and any(
+            abs(kill.time - report.time) <= MEMORY_WINDOW
+            and (not node or not kill.node or kill.node == node)
+            and (kill.rank is None or kill.rank == report.rank)
+            for kill in kills
+        ):
+            report = msgspec.structs.replace(report, finding=HOST_MEMORY, sign=Sign.FAULT, vague=False)
+        explained.append(report)
+    return explained
+
+
+def _is_kill(report: Report) -> bool:
+    return report.finding is not None and report.finding.error == "killed (SIGKILL)"
+
+
+def _action(finding: Finding) -> Action:
+    match finding.severity:
+        case Severity.SEV1:
+            return Action.NODE_OUT
+        case Severity.SEV2:
+            return Action.NEW_PROCESS
+        case Severity.SEV3:
+            return Action.RETRY
+        case Severity.PROGRAM:
+            return Action.STOP
+    return Action.NOTHING

@@ -1,0 +1,145 @@
+"""Reports of a failure written down as a list, and the verdict on them in the same form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from unicron_hpc.detect.attribution import HOST_MEMORY
+from unicron_hpc.detect.exits import explain_exit
+from unicron_hpc.detect.reports import Report, Sign, Structure, Verdict
+from unicron_hpc.detect.severity import NOT_ANSWERING, Finding
+from unicron_hpc.detect.table import Table, default_table
+from unicron_hpc.errors import UnicronError
+
+#: Events that say: no sign of life, of progress or of an answer.
+_SILENT = re.compile(r"silen|no_|hang|hung|stall|stuck|heartbeat_(?:lost|missed)|not_?respond", re.IGNORECASE)
+_MEMORY = re.compile(r"oom", re.IGNORECASE)
+_SECTION_OVER = {"section_end", "section over", "section_over", "section_done"}
+#: Signals with which a process is asked to end.
+_ASKED = {1, 2, 15}
+
+
+def read_report(entry: Mapping[str, Any], table: Table | None = None) -> Report:
+    """A report from its written form.
+
+    Parameters
+    ----------
+    entry
+        `t` (seconds), `rank`, `node`, `event`, and by event `signal`, `code`, `exc`, `name`; `arrival` where
+        it was heard later; `seq` and `group` of a collective.
+
+    Raises
+    ------
+    UnicronError
+        For values that are none.
+    """
+    table = table or default_table()
+    rank, when = _whole(entry, "rank"), _number(entry, "t")
+    node, event = str(entry.get("node") or ""), str(entry.get("event") or "")
+    sign, finding, vague, detail = _meaning(entry, event, table)
+    return Report(
+        0.0 if when is None else when,
+        sign,
+        rank,
+        node,
+        finding,
+        vague,
+        _number(entry, "arrival"),
+        _whole(entry, "seq"),
+        str(entry.get("group") or ""),
+        detail,
+    )
+
+
+def _meaning(entry: Mapping[str, Any], event: str, table: Table) -> tuple[Sign, Finding | None, bool, str]:
+    text = str(entry.get("exc") or "")
+    if text:
+        row = table.find(text, exception=True)
+        return Sign.FAULT, row.finding if row else None, row.vague if row else True, text
+    signal, code = _whole(entry, "signal"), _whole(entry, "code")
+    if event == "section":
+        over = str(entry.get("state") or "") in {"end", "over", "done"}
+        return (Sign.SECTION_OVER if over else Sign.SECTION), None, False, str(entry.get("name") or "")
+    if event in _SECTION_OVER:
+        return Sign.SECTION_OVER, None, False, str(entry.get("name") or "")
+    if _MEMORY.search(event):
+        return Sign.MEMORY_KILL, HOST_MEMORY, False, event
+    if signal is not None:
+        finding = explain_exit(-signal)
+        return (Sign.ENDED if signal in _ASKED else Sign.DEATH), finding, signal == 6, event
+    if code is not None:
+        ended = code == 0 or code - 128 in _ASKED
+        return (Sign.ENDED if ended else Sign.FAULT), explain_exit(code), True, event
+    if not event:
+        return Sign.RESTART, None, True, ""
+    if row := table.find(event, exception=True) or table.find(event.replace("_", " "), exception=True):
+        return Sign.FAULT, row.finding, row.vague, event
+    if _SILENT.search(event):
+        return Sign.SILENT, NOT_ANSWERING, False, event
+    return Sign.FAULT, None, True, event
+
+
+def read_structure(data: Mapping[str, Any]) -> Structure:
+    """Which ranks share a group (`groups`: lists of ranks) and where they run (`nodes`: rank to node).
+
+    Raises
+    ------
+    UnicronError
+        For anything else.
+    """
+    try:
+        groups = tuple(tuple(int(rank) for rank in group) for group in data.get("groups") or ())
+        nodes = {int(rank): str(node) for rank, node in dict(data.get("nodes") or {}).items()}
+    except (TypeError, ValueError) as error:
+        raise UnicronError(
+            f"not a structure of ranks: {error}",
+            hint='write {"groups": [[0, 1], [2, 3]], "nodes": {"0": "n1"}, "reports": [...]}',
+        ) from error
+    return Structure(groups, nodes)
+
+
+def verdict_as_data(verdict: Verdict) -> dict[str, Any]:
+    """The verdict for JSON, with `suspect`, `victims`, `collateral`, `action` and what they rest on."""
+    finding = verdict.finding
+    return {
+        "suspect": list(verdict.suspects),
+        "victims": list(verdict.victims),
+        "collateral": list(verdict.collateral),
+        "suspect_node": verdict.suspect_node or None,
+        "action": verdict.action.value,
+        "drain": verdict.drain,
+        "cause": _cause_word(finding),
+        "error": finding.error if finding else None,
+        "severity": finding.severity.name if finding else None,
+        "blame": finding.blame.value if finding else None,
+        "evidence": list(verdict.evidence),
+    }
+
+
+def _cause_word(finding: Finding | None) -> str | None:
+    """The cause as one word for programs; want of host memory has its usual one."""
+    if finding is None:
+        return None
+    if finding.error == HOST_MEMORY.error:
+        return "host_oom"
+    return re.sub(r"\W+", "_", finding.error.lower()).strip("_")
+
+
+def _number(entry: Mapping[str, Any], key: str) -> float | None:
+    value = entry.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise UnicronError(f"{key}: expected a number, found {value!r}")
+    return float(value)
+
+
+def _whole(entry: Mapping[str, Any], key: str) -> int | None:
+    value = _number(entry, key)
+    if value is None:
+        return None
+    if value != int(value):
+        raise UnicronError(f"{key}: expected a whole number, found {value!r}")
+    return int(value)
