@@ -75,14 +75,16 @@ def test_more_spares_than_nodes_are_refused_before_submitting(embedded: Cluster)
 
 
 def test_a_plain_user_may_not_drain_and_an_administrator_may(embedded: Cluster) -> None:
-    ask = "from unicron_hpc.slurm.drain import drain; r = drain('n2', 'Xid 79', ['n1', 'n2'], job_id='5'); "
+    ask = (
+        "from unicron_hpc.slurm.drain import drain; r = drain('n2', 'u: Xid 79', ['n2'], job_id='5'); "
+    )
     ask += "print((r.drained, r.refused, r.message))"
     drained, refused, message = ast.literal_eval(python(embedded, ask))
     assert (drained, refused) == (False, True)
     assert "Invalid user id" in message
     assert ast.literal_eval(python(embedded, ask, admin=True))[0] is True
     shown = embedded.exec(["scontrol", "show", "node", "--oneliner", "n2"]).stdout
-    assert "Reason=unicron_hpc job 5: Xid 79 [" in shown
+    assert "Reason=u: Xid 79 [" in shown
     state = "from unicron_hpc.slurm.queries import node_states; s = node_states(['n1', 'n2', 'n9']); "
     state += "print({k: (v.draining, v.usable) for k, v in s.items()})"
     assert ast.literal_eval(python(embedded, state)) == {"n1": (False, True), "n2": (True, False)}

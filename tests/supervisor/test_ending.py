@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.supervisor.events import within
+from unicron_hpc.config import RecoverySettings
 from unicron_hpc.report.journal import EVENTS, METRICS, SUMMARY, Journal, read_lines
 from unicron_hpc.supervisor import ending
 from unicron_hpc.supervisor.allocation import Allocation
@@ -35,7 +36,7 @@ class Run:
         for name in JOINED:
             self.heard(name, time.monotonic())
         self.journal = Journal(folder)
-        self.drains = Drains(allocation, self.journal, enabled=False)
+        self.drains = Drains(allocation, self.journal, RecoverySettings(drain=False), folder)
         self.sent: list[tuple[str, Body]] = []
         self.over = asyncio.Event()
         self.coordinator = coordinator

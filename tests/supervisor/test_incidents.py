@@ -19,6 +19,7 @@ from unicron_hpc.supervisor.commit_log import CommitLog
 from unicron_hpc.supervisor.incident import Evidence
 from unicron_hpc.supervisor.incidents import Incidents
 from unicron_hpc.supervisor.keystore import KeyStore
+from unicron_hpc.supervisor.node_history import NodeHistory
 from unicron_hpc.supervisor.rank_messages import RankAddress, ToRank
 from unicron_hpc.supervisor.seats import Seats
 from unicron_hpc.supervisor.task_state import TaskState
@@ -34,6 +35,7 @@ class Desk:
         self.folder = folder
         self.journal = Journal(folder)
         self.commits = CommitLog(folder)
+        self.history = NodeHistory()
         self.numbered = 0
 
     def next_incident(self) -> int:

@@ -143,6 +143,12 @@ def _drain_result(event: Event) -> str:
     return f"drain of {event['node']}: {event['message']}"
 
 
+def _given_back(event: Event) -> str:
+    if event["done"]:
+        return f"{event['node']} is given back to Slurm before the job's end"
+    return f"{event['node']} stays with the job until its end: {event['message']}"
+
+
 def _finished(event: Event) -> str:
     cause = f": {event['cause']}" if event.get("cause") else ""
     return f"the job has {event['state']}{cause}" if event["state"] != "cancelled" else f"cancelled{cause}"
@@ -174,10 +180,12 @@ _SENTENCES: Mapping[str, Callable[[Event], str]] = {
     "coordinator_elected": lambda e: f"{e['node']} coordinates (term {e['term']})",
     "drain_requested": lambda e: f"Slurm is asked to drain {e['node']}: {e['reason']}",
     "drain_result": _drain_result,
+    "drain_withheld": lambda e: f"{e['node']} is not drained: {e['reason']}",
     "fault_detected": _fault,
     "incident_closed": _closed,
     "job_finished": _finished,
     "job_started": _job_started,
+    "node_given_back": _given_back,
     "node_warning": lambda e: f"{e['node']}: {e['error']}: {brief(e['evidence'])}",
     "plan_chosen": _plan,
     "plans_ready": _plans_ready,

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from unicron_hpc.errors import SlurmError
-from unicron_hpc.slurm import commands, parsing
+from unicron_hpc.slurm import commands
 from unicron_hpc.slurm.commands import Completed
+from unicron_hpc.slurm.drain_reasons import LONGEST
+from unicron_hpc.slurm.node_records import NodeRecord, parse_node_records
 
-#: Name that every reason starts with, so that an administrator knows who asked.
-PRODUCT = "unicron_hpc"
-_LONGEST_REASON = 200
 _TRY_AGAIN = ("Job update not available right now", "try again", "Unable to contact slurm controller")
 _NO_RIGHTS = ("Invalid user id", "Access/permission denied")
 _WAITS = (0.2, 0.5, 1.0, 2.0, 4.0)
+
+Run = Callable[[Sequence[str]], Completed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class DrainResult:
     Attributes
     ----------
     drained
-        Whether Slurm took it.
+        Whether the node gets no new job.
     message
         What happened, and who must act where it did not.
     node, reason
@@ -42,21 +42,13 @@ class DrainResult:
     refused: bool = False
 
 
-def drain_reason(job_id: str, cause: str) -> str:
-    """The reason kept with the node: product, job and cause on one printable line without quotes."""
-    plain = re.sub(r"[^\x20-\x7e]+", " ", cause)
-    plain = re.sub(r"[\"'`\\|;$<>&]", "", plain)
-    plain = " ".join(plain.split()) or "cause not known"
-    return f"{PRODUCT} job {job_id}: {plain}"[:_LONGEST_REASON].rstrip()
-
-
 def drain(
     node: str,
-    cause: str,
+    reason: str,
     job_nodes: Iterable[str],
     *,
     job_id: str,
-    run: Callable[[Sequence[str]], Completed] = commands.run,
+    run: Run = commands.run,
     wait: Callable[[float], None] = time.sleep,
 ) -> DrainResult:
     """Have Slurm give `node` no new job.
@@ -65,8 +57,8 @@ def drain(
     ----------
     node
         Slurm's name of it.
-    cause
-        What was seen, e.g. `Xid 79 on rank 3`.
+    reason
+        The reason to keep with it, one printable line.
     job_nodes
         The allocation; a node outside it is refused.
     job_id
@@ -79,41 +71,66 @@ def drain(
     DrainResult
         Never raises for what Slurm answers, nor for its silence: training goes on either way.
     """
-    reason = drain_reason(job_id, cause)
+
+    def result(drained: bool, message: str, refused: bool = False) -> DrainResult:
+        return DrainResult(drained, message, node, reason, refused)
+
     if node not in set(job_nodes):
-        return DrainResult(
-            False, f"{node} is not in job {job_id}'s allocation; it is left alone", node, reason
-        )
-    if _drains_already(node, run):
-        return DrainResult(True, f"{node} was draining already; its reason is left as it is", node, reason)
+        return result(False, f"{node} is not in job {job_id}'s allocation; it is left alone")
     said = ""
     for pause in (*_WAITS, None):
+        # Looked at before every try: while we waited an administrator may have drained it with a reason.
+        record = _look(node, run)
+        if record is not None and (record.state.draining or _is_down_by_somebody(record)):
+            return result(True, f"{node} is {record.state} already; its reason is left as it is")
+        reason = with_earlier(record.somebodys_reason if record else "", reason)
         try:
             done = run(["scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}"])
         except SlurmError as error:
-            return DrainResult(
-                False, f"scontrol could not be asked to drain {node}: {error.message}", node, reason
-            )
+            return result(False, f"scontrol could not be asked to drain {node}: {error.message}")
         if done.code == 0:
-            return DrainResult(True, f"{node} is draining", node, reason)
+            return result(*_verified(node, reason, run))
         said = done.words
         if any(word in said for word in _NO_RIGHTS):
             message = (
                 f"Slurm lets only an administrator drain {node} ({said}); "
                 f'ask one to run: scontrol update NodeName={node} State=DRAIN Reason="{reason}"'
             )
-            return DrainResult(False, message, node, reason, refused=True)
+            return result(False, message, refused=True)
         if pause is None or not any(word in said for word in _TRY_AGAIN):
             break
         wait(pause)
-    return DrainResult(False, f"Slurm did not drain {node}: {said}", node, reason)
+    return result(False, f"Slurm did not drain {node}: {said}")
 
 
-def _drains_already(node: str, run: Callable[[Sequence[str]], Completed]) -> bool:
-    """Whether somebody drained the node before; then the reason given at that time must stay."""
+def with_earlier(earlier: str, ours: str) -> str:
+    """A reason that keeps what somebody wrote before: Slurm replaces it, and drains nothing without one."""
+    if not earlier or earlier in ours:
+        return ours
+    return f"{earlier}; {ours}"[: max(LONGEST, len(earlier))]
+
+
+def _is_down_by_somebody(record: NodeRecord) -> bool:
+    """Out of service by a person's word, which a drain of ours would overwrite for nothing."""
+    return record.state.base == "DOWN" and bool(record.somebodys_reason)
+
+
+def _look(node: str, run: Run) -> NodeRecord | None:
+    """What Slurm says of the node; None where it says nothing."""
     try:
         shown = run(["scontrol", "show", "node", "--oneliner", node])
     except SlurmError:
-        return False
-    state = parsing.parse_show_node(shown.stdout).get(node)
-    return state is not None and state.draining
+        return None
+    return parse_node_records(shown.stdout).get(node)
+
+
+def _verified(node: str, reason: str, run: Run) -> tuple[bool, str]:
+    """Whether Slurm has the node drained now, and whose reason it keeps."""
+    record = _look(node, run)
+    if record is None:
+        return True, f"{node} is draining"
+    if not record.state.draining:
+        return False, f"Slurm took the order to drain {node}, which is {record.state}: somebody resumed it"
+    if record.reason != reason:
+        return True, f"{node} is draining; the reason kept with it is {record.by or 'somebody'}'s"
+    return True, f"{node} is draining"

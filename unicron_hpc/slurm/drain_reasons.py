@@ -31,7 +31,7 @@ def check_template(template: str) -> str:
         if name is not None and (name not in VARIABLES or form or conversion):
             known = ", ".join(f"{{{variable}}}" for variable in VARIABLES)
             raise ConfigError(f"{{{name}}} is no variable of a drain reason", hint=f"there are {known}")
-    if not printable(fill(template, {})):
+    if not printable(template):
         raise ConfigError("a drain reason needs words", hint="Slurm takes no empty one")
     return template
 

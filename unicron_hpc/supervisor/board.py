@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import time
@@ -9,10 +10,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from unicron_hpc.config import Settings
+from unicron_hpc.detect.handling import Case, Decision, Spent, decide, exhausted
 from unicron_hpc.detect.severity import Blame, Finding, Method, Severity
 from unicron_hpc.errors import PlanError
 from unicron_hpc.planner.from_settings import task_work
-from unicron_hpc.report.journal import Journal
+from unicron_hpc.report.journal import EVENTS, Journal, read_lines
 from unicron_hpc.supervisor.allocation import Allocation
 from unicron_hpc.supervisor.commit_log import CommitLog
 from unicron_hpc.supervisor.draining import Drains
@@ -30,6 +32,7 @@ from unicron_hpc.supervisor.messages import (
     StopRank,
     TellRank,
 )
+from unicron_hpc.supervisor.node_history import NodeHistory
 from unicron_hpc.supervisor.planning import Planning
 from unicron_hpc.supervisor.quorum import EXIT_MINORITY, Quorum, Right
 from unicron_hpc.supervisor.rank_messages import RankAddress, ToRank
@@ -81,7 +84,10 @@ class Board:
         self._post = post
         self._incidents = snapshot.incidents if snapshot else 0
         self._started = snapshot.started if snapshot else time.time()
-        drains = Drains(allocation, self.journal, settings.recovery.drain)
+        self.history = NodeHistory()
+        self._events = run_folder / EVENTS
+        self._reading: asyncio.Task[None] | None = None
+        drains = Drains(allocation, self.journal, settings.recovery, run_folder)
         self._drains = drains
         self._ending = Ending(
             run_folder=run_folder,
@@ -106,7 +112,6 @@ class Board:
             quorum=self._quorum,
             recovery=settings.recovery,
             journal=self.journal,
-            drains=drains,
             forget=forget,
         )
         works = {task.name: task_work(task, settings.slurm) for task in settings.task_list()}
@@ -130,10 +135,18 @@ class Board:
             if known.name in self.tasks:
                 self.tasks[known.name].adopt(known)
         self._planning.adopt(snapshot.tasks)
+        self._reading = asyncio.create_task(self._read_history(), name="history")
+
+    async def _read_history(self) -> None:
+        """What the predecessors knew of the nodes; a slow file system must not keep a recovery waiting."""
+        now = time.time()
+        self.history.learn(await asyncio.to_thread(lambda: list(read_lines(self._events))), now)
 
     def close(self) -> None:
         """Decide nothing any more; files are closed."""
         self.over = True
+        if self._reading:
+            self._reading.cancel()
         for task in self.tasks.values():
             task.close()
         self._drains.close()
@@ -167,9 +180,17 @@ class Board:
             self._quorum.commit(node.name for node in self.members.alive())
             self._or_fail(self._planning.begin)
 
-    def lose(self, lost: Mapping[str, Evidence]) -> None:
-        """Take nodes out of the plan for good, and have the tasks move."""
-        left = self._losses.take_out(lost, self.epoch)
+    def lose(self, lost: Mapping[str, Evidence], known: Mapping[str, Decision] | None = None) -> None:
+        """Take nodes out of the plan for good, and have the tasks move.
+
+        Parameters
+        ----------
+        known
+            What was decided about nodes already, by the task whose rank told of it.
+        """
+        known = known or {}
+        out = self._losses.take_out(lost, self.epoch)
+        left = len(self.members.alive())
         if left < self._recovery.min_nodes:
             self.fail(
                 f"{left} nodes are left, recovery.min_nodes is {self._recovery.min_nodes}",
@@ -178,6 +199,27 @@ class Board:
         if self.training and not self.over:
             self._or_fail(lambda: self._planning.after_loss(lost, self.epoch))
             self.changed()
+        for node in out:
+            decision = known.get(node)
+            if decision is None:
+                decision = decide(Case(lost[node].finding, lost_together=len(out)), self._recovery)
+                self._tell_action(node, lost[node], decision)
+            self._drains.taken_out(node, lost[node], decision, self.epoch)
+
+    def _tell_action(self, node: str, evidence: Evidence, decision: Decision) -> None:
+        numbers = [task.incident_of(evidence) for task in self.tasks.values()]
+        self.journal.write(
+            "action_chosen",
+            self.epoch,
+            incident=next((number for number in numbers if number is not None), None),
+            node=node,
+            rank=None,
+            error=evidence.finding.error,
+            action=decision.action.value,
+            severity=decision.severity.name,
+            rule=decision.rule,
+            reason=decision.reason,
+        )
 
     def _or_fail(self, decide: Callable[[], None]) -> None:
         """Make a decision; where none is possible, the run ends with the reason."""
@@ -230,32 +272,46 @@ class Board:
 
     def next_incident(self) -> int:
         self._incidents += 1
-        if self._incidents > self._recovery.max_incidents:
+        if exhausted(Spent(incidents=self._incidents), self._recovery):
             self.fail(f"more than recovery.max_incidents = {self._recovery.max_incidents} incidents")
         return self._incidents
 
-    def node_is_bad(self, node: str, reason: str) -> None:
-        """A node that keeps failing is taken out although its agent lives."""
-        finding = Finding("ranks keep failing on this node", Severity.SEV1, Blame.NODE)
-        self._take_out(node, Evidence(finding, Method.PROCESS, node, None, reason))
-
-    def _take_out(self, node: str, evidence: Evidence) -> None:
+    def node_is_bad(self, evidence: Evidence, decision: Decision) -> bool:
+        """Take a node out although its agent lives; False where it is out already."""
+        node = evidence.node
         member = self.members.get(node)
         if member is None or member.role is Role.LOST:
-            return
-        self._post(node, Finish(3, f"{node} was taken out: {evidence.detail}"))
-        self.lose({node: evidence})
+            return False
+        self._post(node, Finish(3, f"{node} was taken out: {evidence.brief} ({decision.rule})"))
+        self.lose({node: evidence}, {node: decision})
+        return True
+
+    def node_was_bad(self, node: str, evidence: Evidence) -> None:
+        """Training goes on without a node that was out on trial: it was the node."""
+        self._drains.drain(node, evidence, self.epoch)
 
     def on_noticed(self, node: str, noticed: Noticed) -> None:
         """An agent has found something out about its node."""
-        finding = noticed.finding
-        if finding.severity is Severity.SEV1:
-            evidence = Evidence(finding, noticed.method, node, None, noticed.detail, noticed.time)
-            self._take_out(node, evidence)
-        else:
-            self.journal.write(
-                "node_warning", self.epoch, node=node, error=finding.error, evidence=noticed.detail[-2000:]
-            )
+        evidence = Evidence(noticed.finding, noticed.method, node, None, noticed.detail, noticed.time)
+        if noticed.finding.severity is Severity.SEV1:
+            decision = decide(Case(noticed.finding), self._recovery)
+            if self.node_is_bad(evidence, decision):
+                self._tell_action(node, evidence, decision)
+        elif noticed.finding.severity is Severity.INFO or not any(
+            task.on_node_noticed(node, noticed) for task in self.tasks.values()
+        ):
+            self.warn(evidence)
+
+    def warn(self, evidence: Evidence) -> None:
+        """Nothing has failed, or nothing that anybody here has to mend: a line in the journal."""
+        self.journal.write(
+            "node_warning",
+            self.epoch,
+            node=evidence.node,
+            rank=evidence.rank,
+            error=evidence.finding.error,
+            evidence=evidence.detail[-2000:],
+        )
 
     def on_stacks(self, node: str, dumped: StacksDumped) -> None:
         """The stacks of a task's ranks on a node, from before anything was done to them."""

@@ -1,43 +1,67 @@
-"""Asks Slurm to drain lost nodes, beside recovery and never in its way."""
+"""What becomes of a node that was taken out: drained and left out of later jobs, or nothing.
+
+All of it happens beside recovery and never in its way.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from pathlib import Path
 
+from unicron_hpc.config import RecoverySettings
+from unicron_hpc.detect.handling import Action, Case, Decision, decide
+from unicron_hpc.detect.severity import LOST_CONNECTION
 from unicron_hpc.errors import UnicronError
 from unicron_hpc.report.journal import Journal
-from unicron_hpc.slurm.drain import drain
+from unicron_hpc.slurm import bad_nodes, drain_reasons, drain_request, giving_back, job_end
+from unicron_hpc.slurm.drain import DrainResult, drain
 from unicron_hpc.supervisor.allocation import Allocation
+from unicron_hpc.supervisor.incident import Evidence
 
 log = logging.getLogger(__name__)
 
 
 class Drains:
-    """Drain requests of this job.
+    """The bad nodes of this job.
 
     Parameters
     ----------
     allocation
         The job; only its own nodes are drained.
     journal
-        Takes `drain_requested` and `drain_result`.
-    enabled
-        `recovery.drain`.
+        Takes `drain_requested`, `drain_result`, `drain_withheld` and `node_given_back`.
+    recovery
+        Whether to drain, with what reason, and how long to watch whether other nodes are lost, too.
+    run_folder
+        Where a request is left that Slurm refused; the list of bad nodes is beside it.
     """
 
-    def __init__(self, allocation: Allocation, journal: Journal, enabled: bool) -> None:
+    def __init__(
+        self, allocation: Allocation, journal: Journal, recovery: RecoverySettings, run_folder: Path
+    ) -> None:
         self._allocation = allocation
         self._journal = journal
-        self._enabled = enabled and allocation.on_slurm
+        self._recovery = recovery
+        self._run_folder = run_folder
         self._running: set[asyncio.Task[None]] = set()
+        self._silent: dict[str, float] = {}
 
-    def request(self, node: str, cause: str, epoch: int) -> None:
-        """Ask in the background."""
-        if not self._enabled:
+    def taken_out(self, node: str, evidence: Evidence, decision: Decision, epoch: int) -> None:
+        """A node is out of the plan: have done in the background what goes with the decision."""
+        if evidence.finding == LOST_CONNECTION:
+            self._silent[node] = time.monotonic()
+        if decision.action is Action.NODE_OUT:
+            self.drain(node, evidence, epoch)
+        elif decision.action is Action.NODE_AWAY:
+            self._withheld(node, decision.reason, epoch)
+
+    def drain(self, node: str, evidence: Evidence, epoch: int) -> None:
+        """Have a node drained that is to blame."""
+        if not self._allocation.on_slurm:
             return
-        self._journal.write("drain_requested", epoch, node=node, reason=cause)
-        task = asyncio.create_task(self._drain(node, cause, epoch))
+        task = asyncio.create_task(self._drain(node, evidence, epoch))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
@@ -51,13 +75,63 @@ class Drains:
         for task in self._running:
             task.cancel()
 
-    async def _drain(self, node: str, cause: str, epoch: int) -> None:
+    def _together(self, node: str) -> int:
+        """Nodes that went silent about when this one did, itself included."""
+        when = self._silent.get(node)
+        if when is None:
+            return 1
+        return sum(abs(other - when) <= self._recovery.node_timeout for other in self._silent.values())
+
+    async def _drain(self, node: str, evidence: Evidence, epoch: int) -> None:
+        if node in self._silent:
+            # A dead switch shows node by node: who else is lost at the same time tells whose fault it is.
+            await asyncio.sleep(self._recovery.node_timeout)
+            decision = decide(Case(evidence.finding, lost_together=self._together(node)), self._recovery)
+            if decision.action is not Action.NODE_OUT:
+                self._withheld(node, f"{decision.rule}: {decision.reason}", epoch)
+                return
         try:
-            result = await asyncio.to_thread(
-                drain, node, cause, self._allocation.nodes, job_id=self._allocation.job_id
+            await self._ask(node, evidence, epoch)
+        except (UnicronError, OSError) as error:
+            log.exception("drain of %s", node)
+            self._journal.write("drain_result", epoch, node=node, drained=False, message=str(error))
+
+    async def _ask(self, node: str, evidence: Evidence, epoch: int) -> None:
+        job, kind = self._allocation.job_id, evidence.finding.error
+        wanted = await asyncio.to_thread(job_end.wanted, job, node)
+        if wanted:
+            self._withheld(node, wanted, epoch)
+            return
+        result: DrainResult | None = None
+        if self._recovery.drain:
+            reason = drain_reasons.fill(
+                self._recovery.drain_reason,
+                {
+                    "kind": kind,
+                    "job": job,
+                    "time": drain_reasons.clock(evidence.time),
+                    "node": node,
+                    "rank": "" if evidence.rank is None else str(evidence.rank),
+                },
             )
-            drained, message = result.drained, result.message
-        except UnicronError as error:
-            drained, message = False, str(error)
-        log.info("drain of %s: %s (%s)", node, drained, message)
-        self._journal.write("drain_result", epoch, node=node, drained=drained, message=message)
+            self._journal.write("drain_requested", epoch, node=node, reason=kind, words=reason)
+            result = await asyncio.to_thread(drain, node, reason, self._allocation.nodes, job_id=job)
+            message, request = result.message, ""
+            if result.refused:
+                path = await asyncio.to_thread(drain_request.leave, self._run_folder, node, job, kind)
+                request = str(path)
+                message = f"{message}; the request is in {path}"
+            log.info("drain of %s: %s (%s)", node, result.drained, message)
+            self._journal.write(
+                "drain_result", epoch, node=node, drained=result.drained, message=message, request=request
+            )
+        drained = result is not None and result.drained
+        entry = bad_nodes.BadNode(node, evidence.time, kind, job, drained)
+        await asyncio.to_thread(bad_nodes.add, self._run_folder.parent, entry)
+        if drained:
+            given, words = await asyncio.to_thread(giving_back.give_back, job, node)
+            self._journal.write("node_given_back", epoch, node=node, done=given, message=words)
+
+    def _withheld(self, node: str, why: str, epoch: int) -> None:
+        log.info("%s is not drained: %s", node, why)
+        self._journal.write("drain_withheld", epoch, node=node, reason=why)

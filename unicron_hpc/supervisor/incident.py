@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
+from time import time as unix_time
 
-from unicron_hpc.detect.severity import Finding, Method, Severity
+from unicron_hpc.detect.severity import Blame, Finding, Method, Severity
+from unicron_hpc.supervisor.rank_messages import RankAddress
+
+#: Longest span before its arrival at which a sign counts as the incident's beginning, in seconds. What is
+#: further back comes of a clock that goes wrong.
+LONGEST_DELAY = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +26,9 @@ class Evidence:
     detail
         Text for people: an exception, the end of a log.
     time
-        Unix time at which it was seen.
+        Unix time of the fault as far as it is known: of the last sign of life, of a death.
+    seen
+        Unix time at which the coordinator knew.
     """
 
     finding: Finding
@@ -29,7 +36,18 @@ class Evidence:
     node: str
     rank: int | None
     detail: str
-    time: float = field(default_factory=time.time)
+    time: float = field(default_factory=unix_time)
+    seen: float = field(default_factory=unix_time)
+
+    @property
+    def delay(self) -> float:
+        """Seconds until the coordinator knew of it; never negative, whatever the nodes' clocks say."""
+        return min(max(0.0, self.seen - self.time), LONGEST_DELAY)
+
+    @property
+    def brief(self) -> str:
+        """Place and error in a few words."""
+        return f"rank {self.rank}: {self.finding.error}" if self.rank is not None else self.finding.error
 
 
 @dataclass(slots=True)
@@ -44,13 +62,36 @@ class Incident:
         Committed iterations when it began.
     attempts
         Transitions that were begun for it.
+    opened
+        Unix time of the first sign.
+    gone
+        The processes that ended or were given up in it, with their ranks: what comes to light later about
+        their ends belongs here.
+    on_trial
+        Nodes that are out because new processes did not help there, with the evidence.
+    running
+        Unix time at which the last transition was complete; None before.
+    closed
+        Unix time of the next commit; None while it is open.
     """
 
     number: int
     iteration: int
     evidence: list[Evidence] = field(default_factory=list)
     attempts: int = 0
-    opened: float = field(default_factory=time.time)
+    opened: float = field(default_factory=unix_time)
+    gone: dict[RankAddress, int | None] = field(default_factory=dict)
+    on_trial: dict[str, Evidence] = field(default_factory=dict)
+    running: float | None = None
+    closed: float | None = None
+
+    def add(self, evidence: Evidence) -> bool:
+        """Take a piece of evidence; False where it is known."""
+        if evidence in self.evidence:
+            return False
+        self.evidence.append(evidence)
+        self.opened = min(self.opened, evidence.seen - evidence.delay)
+        return True
 
     def cause(self) -> Evidence | None:
         """The likeliest cause: direct evidence before collateral, the program's own fault before all, the
@@ -63,3 +104,14 @@ class Incident:
         """Evidence that the user's program is at fault, the earliest, if there is any."""
         own = [e for e in self.evidence if e.finding.severity is Severity.PROGRAM]
         return min(own, key=lambda e: e.time) if own else None
+
+    def failed_nodes(self) -> set[str]:
+        """Nodes on which processes failed by themselves."""
+        return {
+            e.node
+            for e in self.evidence
+            if e.node
+            and not e.finding.collateral
+            and e.finding.severity is Severity.SEV2
+            and e.finding.blame in (Blame.PROCESS, Blame.NODE)
+        }

@@ -1,4 +1,4 @@
-"""Which nodes are lost, and what that means at once: out of the membership, out of the network, drained."""
+"""Which nodes are lost, and what that means at once: out of the membership, out of the network."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 
 from unicron_hpc.config import RecoverySettings
 from unicron_hpc.report.journal import Journal
-from unicron_hpc.supervisor.draining import Drains
 from unicron_hpc.supervisor.incident import Evidence
 from unicron_hpc.supervisor.members import Members, Node, silence
 from unicron_hpc.supervisor.messages import Role
@@ -23,7 +22,7 @@ class Losses:
     ----------
     node
         The coordinator's own node, which is never silent to itself.
-    members, quorum, journal, drains
+    members, quorum, journal
         The coordinator's.
     recovery
         Time-outs.
@@ -39,7 +38,6 @@ class Losses:
         quorum: Quorum,
         recovery: RecoverySettings,
         journal: Journal,
-        drains: Drains,
         forget: Callable[[str], None],
     ) -> None:
         self._node = node
@@ -47,7 +45,6 @@ class Losses:
         self._quorum = quorum
         self._recovery = recovery
         self._journal = journal
-        self._drains = drains
         self._forget = forget
 
     def look(self, now: float, *, deciding: bool) -> tuple[Right, dict[str, Evidence]]:
@@ -78,24 +75,26 @@ class Losses:
         nearly = self._silent(now, self._recovery.node_timeout - 1.5 * self._recovery.heartbeat_interval)
         return right, evidence if self._quorum.enough(here - nearly.keys()) else {}
 
-    def take_out(self, lost: Mapping[str, Evidence], epoch: int) -> int:
-        """Take nodes out for good: they are journaled, cut off and, if Slurm lets us, drained.
+    def take_out(self, lost: Mapping[str, Evidence], epoch: int) -> list[str]:
+        """Take nodes out for good: they are journaled and cut off.
 
         Returns
         -------
-        int
-            How many live nodes are left.
+        list of str
+            Those that were not out already.
         """
+        out = []
         for name, evidence in lost.items():
             node = self._members.get(name)
             if node is None or node.role is Role.LOST:
                 continue
             node.role = Role.LOST
-            self._journal.write("agent_lost", epoch, node=name, pid=node.agent_pid, reason=evidence.detail)
-            log.warning("node %s is lost: %s", name, evidence.detail)
+            reason = evidence.detail if evidence.rank is None else evidence.brief
+            self._journal.write("agent_lost", epoch, node=name, pid=node.agent_pid, reason=reason)
+            log.warning("node %s is lost: %s", name, reason)
             self._forget(name)
-            self._drains.request(name, evidence.finding.error, epoch)
-        return len(self._members.alive())
+            out.append(name)
+        return out
 
     def _silent(self, now: float, timeout: float) -> dict[str, Node]:
         return {n.name: n for n in self._members.silent(now, timeout) if n.name != self._node}

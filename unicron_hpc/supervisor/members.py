@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -98,5 +99,6 @@ class Members:
 
 def silence(node: Node, now: float) -> Evidence:
     """The evidence that a node is lost because nothing was heard of it until `now`."""
-    detail = f"no heartbeat for {now - (node.heard or now):.2f} s"
-    return Evidence(LOST_CONNECTION, Method.NODE_HEALTH, node.name, None, detail)
+    silent = now - (node.heard or now)
+    detail = f"no heartbeat for {silent:.2f} s"
+    return Evidence(LOST_CONNECTION, Method.NODE_HEALTH, node.name, None, detail, time.time() - silent)

@@ -35,7 +35,7 @@ from unicron_hpc.supervisor.rank_messages import (
     RankSection,
     StoreRequest,
 )
-from unicron_hpc.supervisor.seats import Seats
+from unicron_hpc.supervisor.seats import RankProcessState, Seats
 from unicron_hpc.supervisor.task_state import TaskState
 from unicron_hpc.supervisor.transitions import Transitions
 from unicron_hpc.supervisor.vitals import Vitals
@@ -74,9 +74,10 @@ class TaskControl:
             incidents=self._incidents,
             progress=self._progress,
             on_fault=self._on_fault,
+            on_silent=self._on_silent,
             on_running=self.check_finished,
         )
-        self._faults: Faults = Faults(self._state, hub, recovery, self._incidents, self._transitions)
+        self._faults: Faults = Faults(self._state, hub, self._incidents, self._transitions)
         self._sections: set[Seat] = set()
 
     # ------------------------------------------------------------ what the coordinator asks
@@ -181,6 +182,7 @@ class TaskControl:
     def close(self) -> None:
         """Stop deciding (the run is over, or somebody else coordinates)."""
         self._transitions.close()
+        self._faults.close()
 
     def suspend(self) -> None:
         """Have all ranks stop where they are; nothing is decided until `resume`."""
@@ -253,11 +255,16 @@ class TaskControl:
 
     def on_noticed(self, noticed: Noticed) -> None:
         """An agent has found something out about one of its ranks, from outside."""
-        process = None if noticed.rank is None else self._state.seats.find(noticed.rank)
-        if process is not None and not self.finished:
-            if noticed.method is Method.STATISTICS and not self.in_transition:
-                self._dump_stacks()
-            self._faults.noticed(process, noticed)
+        if noticed.rank is None or self.finished:
+            return
+        running = self._state.seats.find(noticed.rank) is not None and not self.in_transition
+        if running and noticed.method is Method.STATISTICS:
+            self._dump_stacks()
+        self._faults.noticed(noticed.rank, noticed)
+
+    def on_node_noticed(self, node: str, noticed: Noticed) -> bool:
+        """An agent has found something out about its node; True where that explains a fault of this task."""
+        return not self.finished and self._faults.noticed_of_node(node, noticed)
 
     def _dump_stacks(self) -> None:
         """Have every rank's stacks taken; what is ordered next is done to it afterwards."""
@@ -279,6 +286,11 @@ class TaskControl:
             self._sections.discard(process.address.seat)
         seated = state.layout is not None and any(seat.node == node for seat in state.layout.seats)
         return not state.finished and (bool(there) or seated)
+
+    def incident_of(self, evidence: Evidence) -> int | None:
+        """The number of the open incident, if this is part of its evidence."""
+        incident = self._state.incident
+        return incident.number if incident is not None and evidence in incident.evidence else None
 
     def on_coordinator_change(self, evidence: Evidence) -> None:
         """A new coordinator took over: begin an epoch of its own, unless the loss of the node did already."""
@@ -332,6 +344,9 @@ class TaskControl:
 
     def _on_fault(self, evidence: Evidence) -> None:
         self._faults.fault(evidence)
+
+    def _on_silent(self, process: RankProcessState) -> None:
+        self._faults.not_answering(process)
 
     def check_finished(self) -> None:
         """End the task when every rank has committed the last iteration and the last checkpoint is sealed."""

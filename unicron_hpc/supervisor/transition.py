@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from unicron_hpc.detect.severity import NOT_ANSWERING, Method
 from unicron_hpc.planner.layout import Layout, Seat
 from unicron_hpc.planner.movement import MovePlan
 from unicron_hpc.planner.movement import moves as plan_moves
@@ -20,7 +19,6 @@ from unicron_hpc.runtime.orders import Rebuild
 from unicron_hpc.supervisor.checkpoints import Checkpoints
 from unicron_hpc.supervisor.describe import describe_ranks, describe_replicas
 from unicron_hpc.supervisor.hub import Hub
-from unicron_hpc.supervisor.incident import Evidence
 from unicron_hpc.supervisor.incidents import Incidents
 from unicron_hpc.supervisor.keystore import KeyStore
 from unicron_hpc.supervisor.layout_choice import choose_layout
@@ -46,7 +44,9 @@ class Transition:
     hold_timeout
         Seconds in which every process must have told what it holds.
     incidents
-        Takes what is found out on the way.
+        Is told when everybody has been heard.
+    on_silent
+        Takes a process that has not told what it holds in time, while news are still taken into account.
     limit, reading_limit
         Seconds for the whole of it, and how many more where state is read from disk.
     """
@@ -58,6 +58,7 @@ class Transition:
         checkpoints: Checkpoints,
         hold_timeout: float,
         incidents: Incidents,
+        on_silent: Callable[[RankProcessState], None],
         limit: float,
         reading_limit: float,
     ) -> None:
@@ -69,6 +70,7 @@ class Transition:
         self._checkpoints = checkpoints
         self._hold_timeout = hold_timeout
         self._incidents = incidents
+        self._on_silent = on_silent
         self.epoch = state.epoch
         #: While it gathers, news of more faults are taken into account; later they need a new transition.
         self.gathering = True
@@ -149,12 +151,7 @@ class Transition:
                 async with asyncio.timeout(left):
                     await self._next_news()
         for process in waiting():
-            seat = process.address.seat
-            rank = self._state.rank_of(seat)
-            self.give_up_on(process)
-            self._incidents.add(
-                Evidence(NOT_ANSWERING, Method.STATISTICS, seat.node, rank, "stopped or stuck")
-            )
+            self._on_silent(process)
         self._incidents.settle()
 
     def give_up_on(self, process: RankProcessState) -> None:

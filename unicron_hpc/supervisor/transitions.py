@@ -16,6 +16,7 @@ from unicron_hpc.supervisor.hub import Hub
 from unicron_hpc.supervisor.incident import Evidence
 from unicron_hpc.supervisor.incidents import Incidents
 from unicron_hpc.supervisor.rank_messages import Cut
+from unicron_hpc.supervisor.seats import RankProcessState
 from unicron_hpc.supervisor.task_state import TaskState
 from unicron_hpc.supervisor.transition import Transition
 
@@ -31,8 +32,8 @@ class Transitions:
         The task's.
     progress
         Expects commits only while an epoch runs.
-    on_fault
-        Takes evidence that a transition itself came upon.
+    on_fault, on_silent
+        Take evidence that a transition itself came upon, and processes that do not answer it.
     on_running
         Called when the ranks of a new epoch have begun to compute.
     """
@@ -47,6 +48,7 @@ class Transitions:
         incidents: Incidents,
         progress: Progress,
         on_fault: Callable[[Evidence], None],
+        on_silent: Callable[[RankProcessState], None],
         on_running: Callable[[], None],
     ) -> None:
         self._state = state
@@ -56,6 +58,7 @@ class Transitions:
         self._incidents = incidents
         self._progress = progress
         self._on_fault = on_fault
+        self._on_silent = on_silent
         self._on_running = on_running
         self._current: Transition | None = None
         self._running: asyncio.Task[None] | None = None
@@ -92,6 +95,7 @@ class Transitions:
             self._checkpoints,
             self._hold_timeout(),
             self._incidents,
+            self._on_silent,
             limit=recovery.transition_timeout + starting,
             reading_limit=recovery.startup_timeout,
         )
@@ -146,5 +150,6 @@ class Transitions:
             log.exception("transition to epoch %d failed", transition.epoch)
             self._hub.fail(f"internal error in the transition to epoch {transition.epoch}: {error!r}")
         else:
+            self._incidents.epoch_runs()
             self._progress.begin(time.monotonic())
             asyncio.get_running_loop().call_soon(self._on_running)
