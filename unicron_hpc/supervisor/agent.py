@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from unicron_hpc.supervisor.allocation import Allocation, read_allocation
 from unicron_hpc.supervisor.coordinator import Coordinator
 from unicron_hpc.supervisor.drill_agent import Drills
 from unicron_hpc.supervisor.election import Ballot, Verdict, patience, verdict
+from unicron_hpc.supervisor.kernel_watch import KernelWatch
 from unicron_hpc.supervisor.keys import read_keys
 from unicron_hpc.supervisor.local_ranks import LocalRanks
 from unicron_hpc.supervisor.messages import (
@@ -37,6 +39,7 @@ from unicron_hpc.supervisor.messages import (
     Heartbeat,
     JobSnapshot,
     Join,
+    Noticed,
     PrepareData,
     RankSaid,
     Role,
@@ -47,6 +50,7 @@ from unicron_hpc.supervisor.messages import (
     VoteRequest,
 )
 from unicron_hpc.supervisor.node_data import prepare_task_data
+from unicron_hpc.supervisor.node_health import NodeHealth
 from unicron_hpc.supervisor.oom import MemoryKills, counter_file
 from unicron_hpc.supervisor.rank_messages import RankCommitted
 from unicron_hpc.supervisor.recent_commits import RecentCommits
@@ -93,6 +97,11 @@ class Agent:
         self._ranks = LocalRanks(
             run_folder, self._zygote, self._report, self._memory_kills, settings.recovery
         )
+        self._health = NodeHealth(run_folder, settings, allocation.slots, self._report)
+        self._kernel = KernelWatch(
+            self._report, self._ranks.by_pid, self._memory_kills, lambda: self._health.buses
+        )
+        self._findings: tuple[Noticed, ...] | None = None  # of the checks, before which it does not join
         self._drills = Drills(run_folder, node, settings.recovery.drills, self._ranks)
         self._commits = RecentCommits()
         self._ballot = Ballot(node)
@@ -121,7 +130,7 @@ class Agent:
         self._zygote.start()
         if self.node == self._leader:
             self._coordinate(None)
-        self._join()
+        self._background(self._check_and_join())
         receiver = asyncio.create_task(self._receive(), name="receive")
         ticker = asyncio.create_task(self._tick_forever(), name="tick")
         watcher = asyncio.create_task(self._ranks.watch.run(), name="watch")
@@ -136,6 +145,8 @@ class Agent:
         finally:
             for task in (receiver, ticker, watcher, *self._preparing):
                 task.cancel()
+            self._health.close()
+            self._kernel.close()
             self._ranks.watch.close()
             if self._coordinator:
                 self._coordinator.close()
@@ -158,7 +169,19 @@ class Agent:
                 return  # one rank a node and task is enough to tell of a commit
         self._post(self._leader, body)
 
+    async def _check_and_join(self) -> None:
+        """Join once it is known what state the node is in: a bad one must get no work first."""
+        try:
+            self._findings = await self._health.check()
+        except Exception:  # checks that fail say nothing about the node
+            log.exception("this node could not be checked")
+            self._findings = ()
+        self._join()
+        self._kernel.start()
+
     def _join(self) -> None:
+        if self._findings is None:
+            return
         self._post(
             self._leader,
             Join(
@@ -169,6 +192,7 @@ class Agent:
                 warm=self._zygote.warm,
                 ranks=self._ranks.states(),
                 commits=self._commits.all(),
+                noticed=self._findings,
             ),
         )
 
@@ -216,6 +240,7 @@ class Agent:
         match order:
             case JobSnapshot():
                 self._snapshot = order
+                self._health.on_snapshot(order)
                 self._transport.learn({member.node: member.address for member in order.members})
             case StartRank(rank):
                 self._ranks.start(rank)
@@ -238,7 +263,10 @@ class Agent:
             error = await prepare_task_data(self.run_folder, name, self._zygote)
             self._report(DataReady(name, error))
 
-        task = asyncio.create_task(work())
+        self._background(work())
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._preparing.add(task)
         task.add_done_callback(self._preparing.discard)
 
@@ -286,6 +314,7 @@ class Agent:
                         self._zygote.warm,
                         self._beat,
                         self._commits.fresh(),
+                        time.time(),
                         vitals=self._ranks.watch.vitals(),
                     ),
                 )

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from unicron_hpc.config import Settings
+from unicron_hpc.detect.clock_skew import Clocks
+from unicron_hpc.detect.node_checks import CLOCK_OFF
 from unicron_hpc.detect.severity import LOST_CONNECTION, Method
 from unicron_hpc.supervisor.allocation import Allocation
 from unicron_hpc.supervisor.board import Board
@@ -89,6 +91,7 @@ class Coordinator:
         self._learn = learn
         self._last_beat = 0.0
         self._beat = 0
+        self._clocks = Clocks()
         recovery = settings.recovery
         self._office = Office(self._board.members, recovery.node_timeout, recovery.startup_timeout)
         self._startup = Startup(
@@ -148,8 +151,16 @@ class Coordinator:
             return
         if isinstance(body, Heartbeat):
             self._office.echoed(sender, body.beat)
+            self._compare_clocks(sender, body)
         if not self._office.hold_back(sender, body):
             self._dispatch(node, body)
+
+    def _compare_clocks(self, sender: str, heartbeat: Heartbeat) -> None:
+        now = time.time()
+        skew = self._clocks.heard(sender, heartbeat.beat, heartbeat.time, now)
+        if skew is not None:
+            detail = f"{abs(skew):.2f} s {'ahead of' if skew > 0 else 'behind'} {self._node}, at least"
+            self._board.on_noticed(sender, Noticed(CLOCK_OFF, Method.NODE_HEALTH, detail, now))
 
     def _dispatch(self, node: Node, body: Body) -> None:
         tasks = self._board.tasks
@@ -212,6 +223,8 @@ class Coordinator:
         for name, epoch, committed in join.commits:
             if name in board.tasks:
                 board.tasks[name].on_commit(epoch, committed)
+        for noticed in join.noticed if first else ():
+            board.on_noticed(node.name, noticed)
         board.changed()
 
     def _dismiss(self, node: Node, body: Join | Heartbeat) -> None:
@@ -232,6 +245,7 @@ class Coordinator:
         if now - self._last_beat >= self._settings.recovery.heartbeat_interval:
             self._last_beat = now
             self._beat += 1
+            self._clocks.sent(self._beat, time.time())
             for node in board.members:
                 if node.role is not Role.LOST:
                     self._post(node.name, Beat(self._beat))

@@ -11,6 +11,7 @@ import signal
 import socket
 import termios
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
@@ -48,6 +49,10 @@ log = logging.getLogger(__name__)
 #: How long a dead rank's last messages and its log may take to be read, in seconds.
 LAST_WORDS_LIMIT = 1.0
 LOG_LIMIT = 0.5
+
+
+#: Ended ranks that are remembered, for what the kernel says of them a moment later.
+REMEMBERED = 32
 
 
 #: A task's place on this node. While a node changes hands, two tasks have a process in the same seat.
@@ -105,6 +110,7 @@ class LocalRanks:
         self._zygote = zygote
         self._report = report
         self._ranks: dict[Place, _LocalRank] = {}
+        self._ended: deque[tuple[int, tuple[RankAddress, int]]] = deque(maxlen=REMEMBERED)
         self._starting: dict[Place, RankAddress] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.newest_epoch = 0  # the highest that any order named: a new coordinator must begin above it
@@ -112,6 +118,11 @@ class LocalRanks:
     def states(self) -> tuple[RankState, ...]:
         """Every live rank, for a coordinator that has to be told."""
         return tuple(RankState(rank.address, rank.process.pid, rank.epoch) for rank in self._ranks.values())
+
+    def by_pid(self) -> dict[int, tuple[RankAddress, int]]:
+        """Every live rank and those that ended last, with the epoch that each was in."""
+        live = {rank.process.pid: (rank.address, rank.epoch) for rank in self._ranks.values()}
+        return {**dict(self._ended), **live}
 
     def start(self, address: RankAddress) -> None:
         """Start a process in a seat; a second order for the same or an older incarnation does nothing."""
@@ -218,6 +229,7 @@ class LocalRanks:
         self.watch.remove(address)
         if self._ranks.get(_place(address)) is rank:
             del self._ranks[_place(address)]
+        self._ended.append((process.pid, (address, rank.epoch)))
         self._report(
             RankExited(
                 address,
