@@ -36,6 +36,7 @@ from unicron_hpc.supervisor.node_history import NodeHistory
 from unicron_hpc.supervisor.planning import Planning
 from unicron_hpc.supervisor.quorum import EXIT_MINORITY, Quorum, Right
 from unicron_hpc.supervisor.rank_messages import RankAddress, ToRank
+from unicron_hpc.supervisor.stragglers import Stragglers
 from unicron_hpc.supervisor.task_control import TaskControl
 from unicron_hpc.supervisor.watch_messages import DumpStacks, StacksDumped
 from unicron_hpc.supervisor.witness import failure_domains
@@ -127,6 +128,13 @@ class Board:
             self.journal,
             lambda: failure_domains(allocation),
         )
+        self._stragglers = Stragglers(
+            settings.recovery,
+            self.journal,
+            self._planning.reckon_with,
+            self._planning.better_without,
+            self._slow_out,
+        )
 
     def adopt(self, snapshot: JobSnapshot, now: float) -> None:
         """Go on from what a predecessor had decided."""
@@ -152,6 +160,7 @@ class Board:
         self._drains.close()
         self._quorum.close()
         self._planning.close()
+        self._stragglers.close()
         self.commits.close()
         self.journal.close()
 
@@ -241,6 +250,17 @@ class Board:
         if right is Right.GIVE_UP:
             left, committed = len(self.members.alive()), len(self._quorum.committed)
             self.desert(f"too few of {left} nodes are in contact to decide for {committed}")
+
+    def look_for_slow(self, now: float) -> None:
+        """Compare the nodes of every task that runs."""
+        running = {name: task.running(now) for name, task in self.tasks.items()}
+        self._stragglers.look({n: r for n, r in running.items() if r is not None}, self.epoch, now)
+
+    def _slow_out(self, evidence: Evidence) -> None:
+        """A task is better off without a node."""
+        decision = decide(Case(evidence.finding), self._recovery)
+        if self.may_decide and self.node_is_bad(evidence, decision):
+            self._tell_action(evidence.node, evidence, decision)
 
     def desert(self, reason: str) -> None:
         """This side may not decide any more: end without a word in the run folder."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from unicron_hpc.config import Settings
 from unicron_hpc.detect.clock_skew import Clocks
 from unicron_hpc.detect.node_checks import CLOCK_OFF
-from unicron_hpc.detect.severity import LOST_CONNECTION, Method
+from unicron_hpc.detect.severity import LOST_CONNECTION, Blame, Finding, Method, Severity
 from unicron_hpc.supervisor.allocation import Allocation
 from unicron_hpc.supervisor.board import Board
 from unicron_hpc.supervisor.incident import Evidence
@@ -37,6 +37,9 @@ from unicron_hpc.supervisor.watch_messages import StacksDumped
 
 log = logging.getLogger(__name__)
 
+#: A coordinator that was silent for a while and is there again: nothing of its node is broken.
+UNLED = Finding("the coordinator was silent", Severity.SEV3, Blame.NOBODY)
+
 
 class Coordinator:
     """Decides for the whole job, as long as its agent is the leader.
@@ -45,8 +48,9 @@ class Coordinator:
     ----------
     run_folder, node, settings, allocation
         As in the agent.
-    snapshot, predecessor
-        What the coordinator before had decided, and who that was; None at the start of the job.
+    snapshot, predecessor, last_heard
+        What the coordinator before had decided, who that was, and the monotonic time of its last sign of
+        life; None at the start of the job.
     post
         Sends a message to a node's agent.
     forget
@@ -66,6 +70,7 @@ class Coordinator:
         allocation: Allocation,
         snapshot: JobSnapshot | None,
         predecessor: str | None,
+        last_heard: float | None = None,
         post: Callable[[str, Body], None],
         forget: Callable[[str], None],
         learn: Callable[[Mapping[str, str]], None],
@@ -87,6 +92,7 @@ class Coordinator:
         self._allocation = allocation
         self._snapshot = snapshot
         self._predecessor = predecessor
+        self._silent_since = _unix_time(time.monotonic() if last_heard is None else last_heard)
         self._post = post
         self._learn = learn
         self._last_beat = 0.0
@@ -271,6 +277,7 @@ class Coordinator:
                 board.begin([node.name for node in self._startup.stand_in()])
         for task in board.tasks.values():
             task.tick(now)
+        board.look_for_slow(now)
 
     def stalled(self, seconds: float) -> None:
         """This process did not run for a while: silence proves nothing, and our office may be gone."""
@@ -284,10 +291,10 @@ class Coordinator:
     def _take_over(self) -> None:
         """Everybody has told what runs on his node (or had the time to): go on from there."""
         board = self._board
-        evidence = Evidence(
-            LOST_CONNECTION, Method.NODE_HEALTH, self._predecessor or "", None, "the coordinator went silent"
-        )
+        node, detail = self._predecessor or "", "the coordinator went silent"
+        evidence = Evidence(UNLED, Method.NODE_HEALTH, node, None, detail, self._silent_since)
         if self._predecessor and self._office.is_silent(self._predecessor):
+            evidence = Evidence(LOST_CONNECTION, Method.NODE_HEALTH, node, None, detail, self._silent_since)
             board.lose({self._predecessor: evidence})
         if all(task.finished for task in board.tasks.values()):
             board.finish(0, "finished")  # the predecessor died before it could say so
@@ -300,3 +307,8 @@ class Coordinator:
     def _replay(self) -> None:
         for sender, body in self._office.release():
             self.handle(sender, body)
+
+
+def _unix_time(monotonic: float) -> float:
+    """The unix time of a moment of the monotonic clock."""
+    return time.time() - (time.monotonic() - monotonic)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from unicron_hpc.errors import PlanError
 from unicron_hpc.planner.layout import Layout
+from unicron_hpc.planner.straggler import Verdict, better_without
 from unicron_hpc.planner.work import NodeSlots, TaskWork
 from unicron_hpc.report.journal import Journal
 from unicron_hpc.supervisor.incident import Evidence
@@ -50,6 +53,7 @@ class Planning:
         self._domains: Sequence[Collection[str]] | None = None
         self._refreshing: asyncio.Task[None] | None = None
         self._stale = False
+        self._slowdowns: dict[str, float] = {}
         self._misses = 0
         self._epoch = 0
 
@@ -100,6 +104,30 @@ class Planning:
         else:
             self._refreshing = asyncio.create_task(self._refresh(), name="plans")
 
+    def reckon_with(self, slowdowns: Mapping[str, float]) -> None:
+        """Nodes are slower (or not any more) than their like: plans from now on take that into account."""
+        self._slowdowns = dict(slowdowns)
+        self.refresh(self._epoch)
+
+    def better_without(self, task: str, node: str) -> Callable[[], Verdict | None]:
+        """Prepare the question whether a task is better off without a node; made to be asked in a thread.
+
+        The answer is None where the task has no such node, or no layout any more.
+        """
+        control = self._tasks[task]
+        alive = {slots.name: slots for slots in self._alive()}
+        nodes = [alive[held.name] for held in control.nodes if held.name in alive]
+        taken = {held.name for other in self._tasks.values() for held in other.nodes}
+        spares = [slots for name, slots in alive.items() if name not in taken]
+        work, layout = control.work, control.layout
+
+        def ask() -> Verdict | None:
+            with contextlib.suppress(PlanError):
+                return better_without(work, nodes, node, spares=spares, previous=layout)
+            return None
+
+        return ask
+
     def close(self) -> None:
         """Make no more plans."""
         if self._refreshing:
@@ -142,6 +170,7 @@ class Planning:
                     "plans_ready",
                     self._epoch,
                     plans=len(prepared.table),
+                    slowdowns=self._slowdowns,
                     seconds=prepared.seconds,
                     prediction_error={
                         name: {"before": before, "after": after}
@@ -154,7 +183,7 @@ class Planning:
     def _alive(self) -> list[NodeSlots]:
         """Live nodes: those meant to train first, and among the others the warm ones."""
         nodes = sorted(self._members.alive(), key=lambda n: (n.role is not Role.ACTIVE, not n.warm))
-        return [NodeSlots(node.name, node.slots) for node in nodes]
+        return [NodeSlots(node.name, node.slots, self._slowdowns.get(node.name, 1.0)) for node in nodes]
 
     def _layouts(self) -> dict[str, Layout]:
         return {

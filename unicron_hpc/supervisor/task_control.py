@@ -36,6 +36,7 @@ from unicron_hpc.supervisor.rank_messages import (
     StoreRequest,
 )
 from unicron_hpc.supervisor.seats import RankProcessState, Seats
+from unicron_hpc.supervisor.stragglers import Running
 from unicron_hpc.supervisor.task_state import TaskState
 from unicron_hpc.supervisor.transitions import Transitions
 from unicron_hpc.supervisor.vitals import Vitals
@@ -95,6 +96,21 @@ class TaskControl:
     def nodes(self) -> tuple[NodeSlots, ...]:
         """The nodes that it has."""
         return self._state.nodes
+
+    @property
+    def work(self) -> TaskWork:
+        """The task as the planner sees it, corrected by measurements."""
+        return self._state.work
+
+    def running(self, now: float) -> Running | None:
+        """What runs, and how its ranks look; None while nothing does."""
+        state = self._state
+        if state.layout is None or state.finished or self.in_transition:
+            return None
+        here = {process.address: process.address.seat for process in state.seats}
+        fresh = self.vitals.of(here, state.epoch, now)
+        by_rank = {state.rank_of(here[address]): vital for address, vital in fresh.items()}
+        return Running(state.layout, state.work, {r: v for r, v in by_rank.items() if r is not None})
 
     @property
     def in_transition(self) -> bool:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+
+#: Threads that are described.
+MOST = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +43,18 @@ def delays(pid: int) -> dict[int, float]:
 
 
 def describe(pid: int) -> str:
-    """State, name and kernel function of each thread, one line; for people."""
-    parts = []
+    """Name, state and kernel function of the threads, like ones together, in one line; for people."""
+    looks: Counter[str] = Counter()
     try:
         threads = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
     except OSError:
         return "gone"
-    for name in threads[:32]:
+    for name in threads[:MOST]:
         folder = f"/proc/{pid}/task/{name}"
         kernel = _read(f"{folder}/wchan").strip("0")
         where = f" in {kernel}" if kernel else ""
-        parts.append(f"{_read(f'{folder}/comm').strip()}: {state_of(pid, int(name))}{where}")
-    return ", ".join(parts)
+        looks[f"{_read(f'{folder}/comm').strip()}: {state_of(pid, int(name))}{where}"] += 1
+    return ", ".join(f"{count} x {look}" if count > 1 else look for look, count in looks.items())
 
 
 def kernel_stack(pid: int, thread: int) -> str:

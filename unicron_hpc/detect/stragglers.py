@@ -1,0 +1,144 @@
+"""Which node is slow: each rank's own work against that of its like, with all waiting taken out.
+
+Who waits for a slow rank spends that time in exchange or all-reduce, which does not count, so the slow one
+is named and not its victims. Ranks that have the same to do are compared directly. Where a rank has no like,
+the cost model says what its work should take; since that may be off, only what exceeds its margin counts, or
+a change against how the rank compared with the others before.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+#: How far the cost model's shares may be off before a rank without its like is called slow.
+MODEL_MARGIN = 1.5
+#: Comparisons that make a rank's normal relation to the others.
+REFERENCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class OwnWork:
+    """What a rank does in an iteration, and how long that takes it.
+
+    Attributes
+    ----------
+    node, slot
+        Where it runs.
+    kind
+        Equal for ranks that have exactly the same to do.
+    expected
+        Seconds that it should take, by the cost model; only ratios matter.
+    seconds
+        Median seconds of its own work.
+    """
+
+    node: str
+    slot: int
+    kind: Hashable
+    expected: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Slowness:
+    """How slow a rank is: times as long as it should take, and what that is compared with."""
+
+    node: str
+    slot: int
+    factor: float
+    compared: str
+
+
+class Comparison:
+    """Compares the ranks of a task, look after look."""
+
+    def __init__(self) -> None:
+        self._references: dict[Hashable, list[float]] = {}
+
+    def look(self, ranks: Sequence[OwnWork]) -> Mapping[str, Slowness]:
+        """How slow each node is: as its slowest rank.
+
+        Parameters
+        ----------
+        ranks
+            All ranks of one layout.
+        """
+        known = {(rank.node, rank.slot, rank.kind, len(ranks)) for rank in ranks}
+        self._references = {key: value for key, value in self._references.items() if key in known}
+        slowest: dict[str, Slowness] = {}
+        for rank in ranks:
+            found = self._compare(rank, ranks)
+            if rank.node not in slowest or found.factor > slowest[rank.node].factor:
+                slowest[rank.node] = found
+        return slowest
+
+    def _compare(self, rank: OwnWork, ranks: Sequence[OwnWork]) -> Slowness:
+        own = rank.seconds / rank.expected
+        others = [other for other in ranks if other.node != rank.node]
+        like = [other.seconds for other in others if other.kind == rank.kind]
+        if like:
+            usual = statistics.median(like)
+            words = (
+                f"{rank.seconds:.4f} s of own work; {len(like)} ranks with the same work take {usual:.4f} s"
+            )
+            return Slowness(rank.node, rank.slot, rank.seconds / usual, words)
+        if not others:
+            return Slowness(rank.node, rank.slot, 1.0, "nothing to compare with")
+        relation = own / statistics.median(other.seconds / other.expected for other in others)
+        factor = relation / MODEL_MARGIN
+        words = f"{relation:.2f} times its share by the cost model"
+        before = self._references.setdefault((rank.node, rank.slot, rank.kind, len(ranks)), [])
+        if len(before) < REFERENCE:
+            before.append(relation)
+        else:
+            usual = statistics.median(before)
+            words += f", before it was {usual:.2f}"
+            factor = max(factor, relation / usual)
+        return Slowness(rank.node, rank.slot, max(factor, 1.0), words)
+
+
+@dataclass(slots=True)
+class Persistence:
+    """Whether a node is slow for good: three quarters of what was seen in a window say so.
+
+    Parameters
+    ----------
+    window
+        Seconds.
+    """
+
+    window: float
+    slow: bool = False
+    _seen: deque[tuple[float, float]] = field(default_factory=deque)
+
+    def note(self, now: float, factor: float) -> None:
+        """One comparison."""
+        self._seen.append((now, factor))
+        while self._seen[0][0] < now - self.window:
+            self._seen.popleft()
+
+    def forget(self) -> None:
+        """What was seen does not hold any more."""
+        self._seen.clear()
+        self.slow = False
+
+    def lasting(self, threshold: float) -> float | None:
+        """The median factor, if three quarters of a whole window were above `threshold`."""
+        if not self._full():
+            return None
+        factors = sorted(factor for _, factor in self._seen)
+        return statistics.median(factors) if factors[len(factors) // 4] >= threshold else None
+
+    def over(self, threshold: float) -> bool:
+        """Whether three quarters of a whole window were below half of what `threshold` adds."""
+        if not self._full():
+            return False
+        factors = sorted(factor for _, factor in self._seen)
+        return factors[(3 * len(factors)) // 4] < (1 + threshold) / 2
+
+    def _full(self) -> bool:
+        # Looks are not exactly regular; the oldest has just been dropped.
+        return len(self._seen) >= 4 and self._seen[-1][0] - self._seen[0][0] >= 0.8 * self.window
