@@ -88,13 +88,15 @@ def main(
 ) -> None:
     arguments = sort_out(words)
     settings = load(arguments.file, (*overrides, *arguments.overrides))
+    rules = _rules(settings)
     if cluster == "local" and not dry_run:
-        sys.exit(_run_here(settings, arguments.file, as_json=as_json, parsable=parsable))
+        sys.exit(_run_here(settings, arguments.file, rules, as_json=as_json, parsable=parsable))
 
     # Imported late, so that a mistake in the file is reported without the rest being loaded.
     from unicron_hpc.slurm import script, submit
 
-    request = submit.Request(settings, arguments.file, read_text(Path(arguments.file)), arguments.passed_on)
+    text = read_text(Path(arguments.file))
+    request = submit.Request(settings, arguments.file, text, arguments.passed_on, rules)
     if dry_run:
         staged = settings.run_dir / f".staged-{settings.name}.XXXXXXXXXXXX"
         text = script.render(settings, staged, source=arguments.file)
@@ -114,14 +116,23 @@ def main(
         sys.exit(follow(job.job_id, job.run_folder, lambda line: click.echo(line, err=True)))
 
 
-def _run_here(settings: Settings, source: str, *, as_json: bool, parsable: bool) -> int:
+def _rules(settings: Settings) -> str:
+    """The site's rules for errors, checked; empty without any."""
+    if settings.recovery.rules is None:
+        return ""
+    from unicron_hpc.detect.site_rules import rules_text
+
+    return rules_text(settings.recovery.rules)
+
+
+def _run_here(settings: Settings, source: str, rules: str, *, as_json: bool, parsable: bool) -> int:
     """Run on this machine, in a run folder of the same shape."""
     from unicron_hpc.slurm import run_folder, submit
 
     # By name: the supervisor needs torch, which a login node may lack.
     local = importlib.import_module("unicron_hpc.supervisor.local")
 
-    staged = submit.stage(submit.Request(settings, source, read_text(Path(source))))
+    staged = submit.stage(submit.Request(settings, source, read_text(Path(source)), rules=rules))
     job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     folder = run_folder.claim_run_folder(staged, job_id)
     _tell(job_id, folder, as_json=as_json, parsable=parsable)

@@ -121,8 +121,15 @@ def merged(base: Raw | None, over: Raw | None) -> Raw | None:
     return base if over is None else over
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, kind: str = "train.yaml") -> str:
     """The text of a settings file: UTF-8, with or without a byte order mark.
+
+    Parameters
+    ----------
+    path
+        The file.
+    kind
+        What it should be, for messages.
 
     Raises
     ------
@@ -132,11 +139,11 @@ def read_text(path: Path) -> str:
     where = str(path)
     try:
         if path.exists() and not path.is_file():
-            raise SettingsError([Problem(where, "is not a file", "give the path of a train.yaml")])
+            raise SettingsError([Problem(where, "is not a file", f"give the path of a {kind}")])
         data = path.read_bytes()
     except FileNotFoundError:
         near = did_you_mean_file(path)
-        hint = f"did you mean {near}?" if near else "give the path of a train.yaml"
+        hint = f"did you mean {near}?" if near else f"give the path of a {kind}"
         raise SettingsError([Problem(where, "no such file", hint)]) from None
     except OSError as error:
         raise SettingsError([Problem(where, f"cannot be read: {error.strerror or error}")]) from error
@@ -165,7 +172,7 @@ def did_you_mean_file(path: Path) -> str:
     return str(path.parent / close[0]) if close else ""
 
 
-def parse(text: str, source: str) -> Table:
+def parse(text: str, source: str, example: str = "name: my-run") -> Table:
     """Parse the text of a whole settings file.
 
     Parameters
@@ -174,6 +181,8 @@ def parse(text: str, source: str) -> Table:
         YAML, one document, a mapping at the top.
     source
         Name of the file, for messages.
+    example
+        A line that such a file may have.
 
     Raises
     ------
@@ -187,7 +196,7 @@ def parse(text: str, source: str) -> Table:
         raise SettingsError([Problem(f"{source}:1", "the file is empty", hint)])
     if not isinstance(raw, Table):
         kind = "a list" if isinstance(raw, Items) else "a single value"
-        hint = "write `key: value` lines, e.g. `name: my-run`"
+        hint = f"write `key: value` lines, e.g. `{example}`"
         raise SettingsError(
             [*builder.problems, Problem(str(raw.place), f"the file holds {kind}, not settings", hint)]
         )

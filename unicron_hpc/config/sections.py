@@ -207,6 +207,8 @@ class RecoverySettings(Frozen):
     """Fewest nodes on which the job goes on."""
     quorum_timeout: Positive = 120.0
     """How long nodes that are no majority wait for slurmctld to say that the others are dead."""
+    rules: InputPath | None = None
+    """The site's own rules for what an error means, before the built-in ones; see docs/errors.md."""
     drain: bool = True
     """Ask Slurm to drain bad nodes."""
     drain_reason: DrainReason = "unicron: {kind} job {job} {time}"

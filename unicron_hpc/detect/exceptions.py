@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unicron_hpc.detect.severity import Finding, Severity
-from unicron_hpc.detect.table import Table, default_table
+from unicron_hpc.detect.table import Table, table_in_use
 
 #: An exception that no row explains: a fresh process, within the budget of attempts.
 UNKNOWN_EXCEPTION = Finding("exception in a rank", Severity.SEV2)
@@ -17,7 +17,7 @@ def explain_exception(error: str, table: Table | None = None) -> Finding:
     error
         `Class: first line of its text`, or more of the text.
     table
-        The rows to go by; those of this package when left out.
+        The rows to go by; those of this process's job when left out.
     """
-    row = (table or default_table()).find(error, exception=True)
+    row = (table or table_in_use()).find(error, exception=True)
     return UNKNOWN_EXCEPTION if row is None else row.finding

@@ -10,7 +10,7 @@ import msgspec
 from unicron_hpc.detect.prefixes import take_apart
 from unicron_hpc.detect.rule import XID, Rule
 from unicron_hpc.detect.severity import Finding
-from unicron_hpc.detect.table import Table, default_table
+from unicron_hpc.detect.table import Table, table_in_use
 
 # The driver prints some records with line breaks inside; the kernel makes a record of every line, and others
 # come between. Only the first line names the GPU.
@@ -70,10 +70,10 @@ class KernelLog:
     Parameters
     ----------
     table
-        The rows to go by; those of this package when left out.
+        The rows to go by; those of this process's job when left out.
     """
 
-    table: Table = field(default_factory=default_table)
+    table: Table = field(default_factory=table_in_use)
     _open: list[_Open] = field(default_factory=list)
     _recent: dict[tuple[str, int | None, str | None], int] = field(default_factory=dict)
     _count: int = 0

@@ -10,7 +10,7 @@ from unicron_hpc.detect.attribution import HOST_MEMORY
 from unicron_hpc.detect.exits import explain_exit
 from unicron_hpc.detect.reports import Report, Sign, Structure, Verdict
 from unicron_hpc.detect.severity import NOT_ANSWERING, Finding
-from unicron_hpc.detect.table import Table, default_table
+from unicron_hpc.detect.table import Table, table_in_use
 from unicron_hpc.errors import UnicronError
 
 #: Events that say: no sign of life, of progress or of an answer.
@@ -35,7 +35,7 @@ def read_report(entry: Mapping[str, Any], table: Table | None = None) -> Report:
     UnicronError
         For values that are none.
     """
-    table = table or default_table()
+    table = table or table_in_use()
     rank, when = _whole(entry, "rank"), _number(entry, "t")
     node, event = str(entry.get("node") or ""), str(entry.get("event") or "")
     sign, finding, vague, detail = _meaning(entry, event, table)

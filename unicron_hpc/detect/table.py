@@ -91,6 +91,12 @@ class Table:
         return found
 
 
+class _Family(msgspec.Struct, forbid_unknown_fields=True):
+    """A file of rows."""
+
+    rules: list[Rule]
+
+
 @functools.cache
 def default_table() -> Table:
     """The rows that come with this package."""
@@ -101,4 +107,18 @@ def families() -> Iterator[tuple[str, list[Rule]]]:
     """Every family's name and rows, in the order of judgement."""
     folder = resources.files("unicron_hpc.detect") / "rows"
     for family in FAMILIES:
-        yield family, msgspec.yaml.decode((folder / f"{family}.yaml").read_bytes(), type=list[Rule])
+        yield family, msgspec.yaml.decode((folder / f"{family}.yaml").read_bytes(), type=_Family).rules
+
+
+# An agent's process serves one job, so there is one table in it.
+_in_use: list[Table] = []
+
+
+def table_in_use() -> Table:
+    """The table of this process's job; without one, the rows that come with this package."""
+    return _in_use[-1] if _in_use else default_table()
+
+
+def use_table(table: Table | None) -> None:
+    """Judge by `table` in this process from now on; by the rows of this package when None."""
+    _in_use[:] = [] if table is None else [table]

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from unicron_hpc.errors import ConfigError, UnicronError
 
+#: File with the site's rules for what an error means.
+RULES = "rules.yaml"
 _PREFIX = ".staged-"
 #: Seconds that a rename made on another node may take to be seen here through the shared file system.
 _VISIBLE_WITHIN = 30.0

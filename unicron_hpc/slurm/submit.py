@@ -61,22 +61,25 @@ class Request:
         The train.yaml's name and text as given.
     passed_on
         Long options that go to sbatch as they are.
+    rules
+        Text of the site's rules, checked; empty without any.
     """
 
     settings: Settings
     source: str
     source_text: str
     passed_on: tuple[str, ...] = ()
+    rules: str = ""
 
 
 def stage(request: Request) -> Path:
     """Make the run folder under its hidden name, with everything that the job needs."""
     settings = request.settings
-    staged = run_folder.stage(
-        settings.run_dir,
-        settings.name,
-        {"train.yaml": dump_resolved(settings), "train.source.yaml": request.source_text},
-    )
+    files = {"train.yaml": dump_resolved(settings), "train.source.yaml": request.source_text}
+    if request.rules:
+        # A copy: all agents, also those that start later, judge by the rules that were checked.
+        files[run_folder.RULES] = request.rules
+    staged = run_folder.stage(settings.run_dir, settings.name, files)
     text = script.render(settings, staged, source=request.source)
     run_folder.write_private(staged / "submission.sh", text)
     return staged

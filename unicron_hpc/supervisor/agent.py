@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from unicron_hpc.config import Settings, load_resolved
+from unicron_hpc.detect.site_rules import use_rules_of
 from unicron_hpc.errors import UnicronError
+from unicron_hpc.slurm.run_folder import RULES
 from unicron_hpc.slurm.signals import stopping
 from unicron_hpc.supervisor import directory
 from unicron_hpc.supervisor.address import own_address
@@ -452,6 +454,7 @@ def main() -> None:
     # Ranks whose zygote died are adopted, so that somebody reaps them.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
+        use_rules_of(run_folder / RULES)
         agent = Agent(run_folder, node, load_resolved(run_folder / "train.yaml"), read_allocation(run_folder))
         code = asyncio.run(agent.run())
     except UnicronError as error:
