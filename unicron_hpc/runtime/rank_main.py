@@ -16,7 +16,9 @@ from pathlib import Path
 import torch
 
 from unicron_hpc.config import load_resolved
+from unicron_hpc.detect.exceptions import explain_exception
 from unicron_hpc.detect.phases import WorkPhase
+from unicron_hpc.detect.severity import Severity
 from unicron_hpc.runtime.channel import AgentGone, Channel
 from unicron_hpc.runtime.engine import Engine
 from unicron_hpc.runtime.environment import PHASE_PAGE, RUN_FOLDER, TASK
@@ -164,14 +166,16 @@ class Rank:
         self._channel.send(RankFinished(order.epoch, self._engine.iteration))
 
     def _report(self, epoch: int, error: Exception) -> None:
-        """Tell of an exception, unless it is only what our own cut brought about."""
-        if self._cut_epoch > epoch:
+        """Tell of an exception, unless it may be only what our own cut brought about."""
+        first_line = str(error).splitlines()[0] if str(error) else ""
+        named = f"{type(error).__name__}: {first_line}"
+        # Broken hardware is no consequence of a cut: a victim was only faster with its complaint.
+        if self._cut_epoch > epoch and explain_exception(named).severity is not Severity.SEV1:
             log.info("epoch %d ended: %s", epoch, type(error).__name__)
             return
         text = "".join(traceback.format_exception(error))
         log.error("fault in epoch %d\n%s", epoch, text)
-        first_line = str(error).splitlines()[0] if str(error) else ""
-        self._channel.send(RankFault(epoch, f"{type(error).__name__}: {first_line}", text))
+        self._channel.send(RankFault(epoch, named, text))
 
     def _next_order(self) -> Rebuild:
         self._marks.take(WorkPhase.IDLE)

@@ -424,6 +424,7 @@ class Agent:
             allocation=self.allocation,
             snapshot=self._snapshot,
             predecessor=predecessor,
+            last_heard=self._leader_heard,
             post=self._post,
             forget=self._transport.forget,
             learn=self._transport.learn,

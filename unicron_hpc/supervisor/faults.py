@@ -182,6 +182,11 @@ class Faults:
 
     def _conclude(self, incident: Incident, evidence: Evidence) -> None:
         self._concluding = None
+        verdict = self._incidents.judge(incident)
         first = incident.program_fault() or evidence
+        if first.rank in verdict.collateral:
+            if incident is self._state.incident:
+                self._go_on()  # it came of another rank's fault, which is mended
+            return
         where = f"rank {first.rank} on {first.node}"
         self._hub.fail(f"{first.finding.error} in {where}", first.detail)

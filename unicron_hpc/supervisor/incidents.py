@@ -7,10 +7,12 @@ import time
 
 from unicron_hpc.config import RecoverySettings
 from unicron_hpc.detect.handling import Action, Case, Decision, Spent, decide, exhausted
+from unicron_hpc.detect.reports import Verdict
 from unicron_hpc.detect.severity import Severity
 from unicron_hpc.supervisor.hub import Hub
 from unicron_hpc.supervisor.incident import Evidence, Incident
 from unicron_hpc.supervisor.task_state import TaskState
+from unicron_hpc.supervisor.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ class Incidents:
         self._recovery = recovery
         self._last: Incident | None = None
         self._settled = 0
+        self._verdicts = Verdicts(state.name, hub.journal)
         self._told: set[tuple[int, int, str, str, int | None]] = set()
 
     def add(self, evidence: Evidence) -> Incident:
@@ -54,6 +57,8 @@ class Incidents:
         incident = self.recent
         if incident is not None:
             self._take(incident, evidence)
+            if self._verdicts.told(incident):
+                self.judge(incident)
         return incident
 
     @property
@@ -106,11 +111,18 @@ class Incidents:
         It is told once, however many attempts the incident takes.
         """
         incident = self._state.incident
-        if incident is None or not incident.evidence or incident.number == self._settled:
+        if incident is None or not incident.evidence:
             return
-        if all(evidence.finding.collateral for evidence in incident.evidence):
+        if incident.number != self._settled and all(
+            evidence.finding.collateral for evidence in incident.evidence
+        ):
             self._settled = incident.number
             self._note(incident, incident.evidence[0])
+        self.judge(incident)
+
+    def judge(self, incident: Incident) -> Verdict:
+        """Who is guilty by what is known now; the journal is told where that has changed."""
+        return self._verdicts.tell(incident, self._state.layout, self._state.epoch)
 
     def try_again(self) -> tuple[str, str] | None:
         """Count an attempt to recover.
