@@ -97,13 +97,13 @@ def test_the_curve_on_few_nodes_is_what_the_search_finds(slow):
     assert curve.flops[0] == 0
 
 
-@pytest.mark.parametrize("slow", [(1.5,) * 6, (1.2, 4.0, 50.0)])
+@pytest.mark.parametrize("slow", [(2.0,) * 20, (1.2, 4.0, 50.0)])
 def test_the_curve_on_many_nodes_is_near_what_the_search_finds(slow):
     work, mine = task("only", num_layers=12, global_batch_size=100), with_slow(30, *slow)
     curve = throughput_on(work, mine)
     for count in (30, 31, len(mine)):
         best = search(work, mine[:count]).candidate.seconds
-        assert curve.seconds[count] == pytest.approx(best, rel=0.07)
+        assert curve.seconds[count] == pytest.approx(best, rel=0.08)
     assert np.isinf(curve.seconds[0])
 
 

@@ -60,6 +60,12 @@ def test_a_long_curve_comes_within_three_percent_of_the_search():
         assert best * (1 - 1e-9) <= curve.seconds[count] <= best * 1.03
 
 
+def test_idle_nodes_come_fastest_first_and_else_in_the_order_in_which_they_are_preferred():
+    now = situation(standing("only", ["a0"]), idle=["i10", "i9"])
+    slow = {"i8": NodeSlots("i8", 1, 1.5)}
+    assert replace(now, nodes=slow | dict(now.nodes)).idle() == ("i10", "i9", "i8")
+
+
 def test_losing_a_node_of_the_heavy_task_takes_one_from_the_light_task():
     heavy = standing("heavy", ["a0", "a1", "a2", "a3"], weight=2.0, min_nodes=2)
     light = standing("light", ["b0", "b1", "b2", "b3"], weight=0.1, min_nodes=1)

@@ -52,8 +52,10 @@ def equal_nodes(scope: Scope, best: float) -> list[Candidate]:
     found = [scope.candidate(kinds_of(free, mix)) for mix in _equal_sets(scope, free)]
     found += [scope.candidate(kinds_of(even, mix)) for mix in _equal_sets(scope, even)]
     best = min(best, min((c.seconds for c in found), default=math.inf))
-    found += exhaustive(scope, best) if is_small(scope) else _likely(scope, free, best)
-    return found
+    if is_small(scope):
+        return found + exhaustive(scope, best)
+    found += _likely(scope, free, best)
+    return found + _short_shares(scope, free, min([best, *(c.seconds for c in found)]))
 
 
 def _equal_sets(scope: Scope, free: Depths) -> list[Mix]:
@@ -89,3 +91,27 @@ def _likely(scope: Scope, free: Depths, best: float) -> list[Candidate]:
             found.append(scope.candidate(kinds_of(depths, mix[1])))
             best = min(best, found[-1].seconds)
     return found
+
+
+def _short_shares(scope: Scope, free: Depths, best: float) -> list[Candidate]:
+    """Replicas with so few micro-batches in flight that a stage takes more layers, beside others."""
+    groups, micro_batches = len(scope.bench.places), scope.micro_batches
+    flights = [micro_batches]
+    tables = [free]
+    flight = 1
+    while flight < min(len(free.through), micro_batches):
+        depths = scope.depths(scope.bench.slowdown[0], flight=flight)
+        if np.array_equal(free.most, depths.most):
+            break
+        flights.insert(-1, flight)
+        tables.insert(-1, depths)
+        flight *= 2
+    if len(tables) == 1 or min(bound(scope, depths) for depths in tables) >= best * (1 - EPSILON):
+        return []
+    through = np.stack([depths.through for depths in tables])
+    each = np.stack([depths.each for depths in tables])
+    mix = fastest_mix(Options(through, each, np.array(flights)[:, None]), groups, micro_batches)
+    if mix is None:
+        return []
+    kinds = [kinds_of(tables[int(mix[2][p - 1])], ((p, number),))[0] for p, number in mix[1]]
+    return [scope.candidate(kinds, [flights[int(mix[2][p - 1])] for p, _ in mix[1]])]
