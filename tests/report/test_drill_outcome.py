@@ -110,6 +110,13 @@ def test_a_node_that_was_lost_is_named_by_its_name_and_replaced_by_a_spare() -> 
     assert seen.open_incident
 
 
+def test_the_right_one_beside_a_wrong_one_is_not_named_rightly() -> None:
+    lost = [fault(MADE + 2, node, None, "lost connection") for node in ("n2", "n3")]
+    assert not named_rightly(outcome([*BEFORE, *lost], len(BEFORE), MADE), Culprit("n2"))
+    neighbours = [fault(MADE + 2, "n2", rank) for rank in (1, 5)]
+    assert not named_rightly(outcome([*BEFORE, *neighbours], len(BEFORE), MADE), RANK)
+
+
 def test_a_run_that_was_ended_says_how_and_with_whose_words() -> None:
     end = event(
         "job_finished", MADE + 0.1, state="failed", cause="out of memory in rank 1", detail="Traceback"
