@@ -20,8 +20,8 @@ import msgspec
 from unicron_hpc.supervisor import drill_notes
 
 _PR_SET_PDEATHSIG = 1
-#: Busy processes on the rank's core: it keeps a fifth of it. Fewer would make no difference where nodes share a
-#: machine's cores, since the other ranks crowd on the other cores.
+#: Busy processes on the rank's core: it keeps a fifth of it. Fewer would make no difference where nodes share
+#: one machine's cores, since the other ranks crowd on the other cores.
 BURNERS = 4
 #: The disk is filled in pieces of at most this many bytes.
 _PIECE = 64 * 2**20
