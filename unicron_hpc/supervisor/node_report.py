@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import re
 import shutil
+import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ from unicron_hpc.supervisor.in_time import in_time
 
 #: How long the driver and the run folder may take to answer, in seconds. In this time the zygote imports.
 LIMIT = 8.0
+#: How much longer a program may take to die, in seconds.
+KILL_GRACE = 1.0
 #: Bytes of the file that is written to the run folder.
 WRITTEN = 64 * 1024
 
@@ -73,23 +74,24 @@ async def count_gpus(program: str = "nvidia-smi", seconds: float = LIMIT) -> Gpu
     if path is None:
         return Gpus(problem=f"there is no {program} on PATH")
     try:
-        process = await asyncio.create_subprocess_exec(
-            path,
-            *_QUERY,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
+        # The thread kills a program that is late; one inside a sick driver does not even die.
+        ended = await in_time(lambda: _ask([path, *_QUERY], seconds), seconds + KILL_GRACE)
+    except (TimeoutError, subprocess.TimeoutExpired):
+        return Gpus(seconds=seconds)
     except OSError as error:
         return Gpus(problem=f"{path}: {error.strerror}")
-    try:
-        output, _ = await asyncio.wait_for(process.communicate(), seconds)
-    except TimeoutError:
-        # Not waited for: inside a sick driver it does not even die.
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        return Gpus(seconds=seconds)
-    return read_gpus(output.decode(errors="replace"), process.returncode or 0)
+    return read_gpus(ended.stdout.decode(errors="replace"), ended.returncode)
+
+
+def _ask(command: list[str], seconds: float) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=seconds,
+        check=False,
+    )
 
 
 def read_gpus(output: str, status: int) -> Gpus:
