@@ -71,6 +71,18 @@ def test_the_exit_code_of_a_rank_is_known_when_it_is_gone(tmp_path: Path, code: 
     within(work())
 
 
+def test_where_memory_is_short_a_rank_is_taken_before_its_agent(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with running(tmp_path) as one:
+            rank = await born(one, tmp_path / "rank.log")
+            own = int(Path("/proc/self/oom_score_adj").read_text())
+            assert int(Path(f"/proc/{rank.process.pid}/oom_score_adj").read_text()) > own
+            rank.process.kill()
+            await rank.process.gone.wait()
+
+    within(work())
+
+
 def test_the_signal_that_killed_a_rank_is_known_when_it_is_gone(tmp_path: Path) -> None:
     async def work() -> None:
         async with running(tmp_path) as one:

@@ -27,6 +27,9 @@ from unicron_hpc.supervisor.zygote_messages import (
     spawn_decoder,
 )
 
+#: Added to a rank's oom_score_adj: as if it used so many thousandths of the memory more than it does.
+RANK_BADNESS = 500
+
 RankMain = Callable[[socket.socket], int]
 
 
@@ -96,6 +99,7 @@ def _become_rank(request: Spawn, descriptors: Sequence[int], rank_main: RankMain
         os.dup2(log, 2)
         os.close(log)
         os.environ.update(request.environment)
+        _die_first()
         if len(descriptors) > 1:
             os.environ[PHASE_PAGE] = str(descriptors[1])
         code = rank_main(socket.socket(fileno=descriptors[0]))
@@ -108,6 +112,20 @@ def _become_rank(request: Spawn, descriptors: Sequence[int], rank_main: RankMain
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def _die_first() -> None:
+    """Where memory is short, the kernel shall take a rank, which is replaced, and not the agent.
+
+    Making oneself likelier to be chosen needs no privilege (proc(5), oom_score_adj).
+    """
+    try:
+        with open("/proc/self/oom_score_adj", "r+") as file:
+            own = int(file.read())
+            file.seek(0)
+            file.write(str(min(1000, own + RANK_BADNESS)))
+    except (OSError, ValueError) as error:
+        print(f"oom_score_adj stays as it is: {error}", file=sys.stderr, flush=True)
 
 
 def _reap(agent: socket.socket) -> None:
