@@ -14,7 +14,7 @@ from .run import Event
 #: Longest wait of the command for one drill's outcome, in seconds.
 LIMIT = 90
 #: Iterations between two drills: the run is steady again, and knows its pace.
-SETTLE = 15
+SETTLE = 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,12 +43,16 @@ def drills(embedded: Cluster) -> Drills:
     """Six nodes, two of them spares; then four without a fault for as many iterations."""
     with as_new_afterwards(embedded):
         job = submit(
-            embedded, "drilled", slurm={"nodes": 4, "spares": 2}, train={**RATE, "train_iters": 100_000}
+            embedded,
+            "drilled",
+            slurm={"nodes": 4, "spares": 2},
+            train={**RATE, "train_iters": 100_000},
+            recovery={"slow_node_window": 5},
         )
         job.wait_iteration(10)
         plan = [
             *((name,) for name in RANKS),
-            ("busy", "--seconds=10"),
+            ("busy", "--seconds=15"),
             *((name, "--seconds=6") for name in NODES[:2]),
             (NODES[2],),
         ]

@@ -27,10 +27,12 @@ from unicron_hpc.cli.find_run import find_run_folder
 from unicron_hpc.config import load_resolved
 from unicron_hpc.detect.exceptions import explain_exception
 from unicron_hpc.detect.severity import Severity
+from unicron_hpc.detect.site_rules import use_rules_of
 from unicron_hpc.errors import ConfigError, UnicronError
 from unicron_hpc.report.drill_outcome import Culprit, Outcome, named_rightly
 from unicron_hpc.report.journal import EVENTS, read_lines
 from unicron_hpc.report.status import status_of
+from unicron_hpc.slurm.run_folder import RULES
 from unicron_hpc.supervisor import drill_client
 from unicron_hpc.supervisor.drill_kinds import KINDS, Expected, Kind, Site
 from unicron_hpc.supervisor.messages import Drill
@@ -128,6 +130,7 @@ def run(
     folder = find_run_folder(job, run_dir)
     if not load_resolved(folder / "train.yaml").recovery.drills:
         raise ConfigError("recovery.drills is false: this job forbids drills", where=str(folder))
+    use_rules_of(folder / RULES)
     events = list(read_lines(folder / EVENTS))
     status = status_of(events, ())
     if status["state"] != "RUNNING":

@@ -113,7 +113,8 @@ def _is_over(drill: Watched, seen: Outcome) -> bool:
         case Expected.RANK_NAMED | Expected.NODE_NAMED:
             return healed
         case Expected.SLOW_NAMED:
-            return bool(seen.warned) or healed or passed > drill.seconds + _LATE_WARNING
+            noticed = bool(seen.warned) or healed
+            return passed > drill.seconds + (0 if noticed else _LATE_WARNING)
         case Expected.NODE_OR_NOBODY | Expected.NOBODY_NAMED:
             quiet = not seen.open_incident and passed > drill.seconds
             return quiet and _committed_after(drill.run_folder, seen.injected + drill.seconds)

@@ -79,7 +79,7 @@ KINDS: Mapping[str, Kind] = {
         Expected.RANK_NAMED,
     ),
     "busy": Kind(
-        "Other processes take most of one rank's core for --seconds.", _O, Expected.SLOW_NAMED, 30.0
+        "Other processes take most of one rank's core for --seconds.", _O, Expected.SLOW_NAMED, 90.0
     ),
     "oom": Kind(
         "A rank takes memory until it is refused: killed by the kernel under --cgroup, else a MemoryError.",
