@@ -110,7 +110,9 @@ def outcome(events: Sequence[Event], since: int, injected: float) -> Outcome:
                         found.error, found.method, found.severity = _judged(event)
             case "verdict":
                 found.error, found.severity = event["error"], event["severity"]
-                ranks = [(by_rank.get(rank, ""), rank) for rank in event.get("suspects") or ()]
+                ranks = [
+                    (by_rank.get((event["task"], rank), ""), rank) for rank in event.get("suspects") or ()
+                ]
                 seen = {node for node, _ in ranks}
                 nodes = [(node, None) for node in event.get("nodes") or () if node not in seen]
                 verdicts[event["incident"]] = [*ranks, *nodes]
@@ -147,9 +149,9 @@ def _cause(event: Event) -> str:
     return "\n".join(str(event[key]) for key in ("cause", "detail") if event.get(key))
 
 
-def _nodes_of_ranks(events: Iterable[Event]) -> dict[int, str]:
-    """Which node a rank's number stood for when the drill was ordered."""
-    return {rank["rank"]: rank["node"] for rank in _ranks(events)}
+def _nodes_of_ranks(events: Iterable[Event]) -> dict[tuple[str, int], str]:
+    """Which node a task's rank stood for when the drill was ordered."""
+    return {(rank["task"], rank["rank"]): rank["node"] for rank in _ranks(events)}
 
 
 def _ranks(events: Iterable[Event]) -> list[Event]:
