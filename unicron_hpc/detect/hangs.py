@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from unicron_hpc.detect.phases import COMPUTE, OWN, TRANSITION, WAITING, WorkPhase
 from unicron_hpc.detect.severity import Blame, Finding, Severity
-from unicron_hpc.detect.statistics import Series
+from unicron_hpc.detect.statistics import Series, Trend
 
 RANK_STOPPED = Finding("rank stopped", Severity.SEV2)
 RANK_HANG = Finding("rank hang", Severity.SEV2)
@@ -111,6 +111,7 @@ class HangWatch:
         self._iteration = Series()
         self._before = 0.0
         self._phases = {phase: Series() for phase in COMPUTE}
+        self._trends = {phase: Trend() for phase in COMPUTE}
         self._compute = Series()
         self._epoch = 0
         self._last: Sample | None = None
@@ -133,6 +134,7 @@ class HangWatch:
         for phase, series in self._phases.items():
             if phase in phases:
                 series.add(phases[phase])
+                self._trends[phase].add(phases[phase], seconds)
         self._compute.add(sum(phases.get(phase, 0.0) for phase in COMPUTE))
 
     def _begin_epoch(self, epoch: int) -> None:
@@ -140,7 +142,7 @@ class HangWatch:
         self._epoch = epoch
         self._iteration.clear()
         self._compute.clear()
-        for series in self._phases.values():
+        for series in (*self._phases.values(), *self._trends.values()):
             series.clear()
 
     @property
@@ -152,13 +154,10 @@ class HangWatch:
         """Median seconds of own work in this epoch's iterations, and how many these are."""
         return self._compute.usual() or 0.0, len(self._compute)
 
-    def slower(self, factor: float) -> tuple[WorkPhase, float] | None:
-        """A phase of its own work that has begun to take `factor` times as long as before, and its factor."""
-        for phase, series in self._phases.items():
-            times = series.slower(factor)
-            if times is not None:
-                return phase, times
-        return None
+    def slower(self, factor: float) -> dict[WorkPhase, float]:
+        """Phases of its own work that have begun to take `factor` times as long as before, and their factors."""
+        found = {phase: trend.slower(factor) for phase, trend in self._trends.items()}
+        return {phase: times for phase, times in found.items() if times is not None}
 
     # ------------------------------------------------------------ judgement
 

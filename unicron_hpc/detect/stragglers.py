@@ -120,11 +120,6 @@ class Persistence:
         while self._seen[0][0] < now - self.window:
             self._seen.popleft()
 
-    def forget(self) -> None:
-        """What was seen does not hold any more."""
-        self._seen.clear()
-        self.slow = False
-
     def lasting(self, threshold: float) -> float | None:
         """The median factor, if three quarters of a whole window were above `threshold`."""
         if not self._full():

@@ -24,7 +24,6 @@ from unicron_hpc.detect.hangs import (
 )
 from unicron_hpc.detect.phases import WorkPhase
 from unicron_hpc.detect.severity import Finding, Method
-from unicron_hpc.detect.statistics import RECENT
 from unicron_hpc.runtime.phase_page import Mark, Pace, PhasePage
 from unicron_hpc.supervisor import stacks, threads
 from unicron_hpc.supervisor.in_time import in_time
@@ -39,6 +38,8 @@ log = logging.getLogger(__name__)
 INTERVAL = 0.1
 #: A dump as old as this still shows the hang for which another one is asked.
 SAME_DUMP = 1.0
+#: Iterations between two questions whether a rank has become slower.
+OFTEN = 8
 #: How long the line of a program may take to be read.
 SOURCE_LIMIT = 0.1
 
@@ -193,14 +194,12 @@ class RankWatch:
     def _finished(self, rank: Watched, pace: Pace) -> None:
         rank.paces = pace.count
         rank.watch.finished(pace.epoch, pace.seconds, dict(zip(WorkPhase, pace.phases, strict=True)))
-        if pace.count % RECENT:
+        if pace.count % OFTEN:
             return
         slower = rank.watch.slower(self._recovery.iteration_warning_factor)
-        if slower is not None:
-            phase, times = slower
-            self._warn(
-                PHASE_SLOWER, f"{phase.title} of {_name(rank)} takes {times:.2f} times as long as before"
-            )
+        if slower:
+            words = ", ".join(f"{phase.title} {times:.2f}" for phase, times in slower.items())
+            self._warn(PHASE_SLOWER, f"{_name(rank)} takes longer than before, times: {words}")
 
     def _warn(self, finding: Finding, detail: str) -> None:
         self._report(Noticed(finding, Method.STATISTICS, detail, time.time()))
