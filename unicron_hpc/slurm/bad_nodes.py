@@ -67,7 +67,7 @@ def add(folder: Path, entry: BadNode) -> None:
 
 
 def still_bad(
-    known: Sequence[BadNode], nodes: Mapping[str, NodeRecord], now: float, exclude_for: float
+    known: Sequence[BadNode], nodes: Mapping[str, NodeRecord] | None, now: float, exclude_for: float
 ) -> list[BadNode]:
     """Those that a submission should leave out, the latest first.
 
@@ -76,12 +76,16 @@ def still_bad(
     known
         The list.
     nodes
-        What Slurm says of them now.
+        What Slurm says of them now; None where it does not answer.
     now, exclude_for
         Unix time, and seconds after which an entry counts no more.
     """
-    bad = [k for k in known if now - k.time < exclude_for and not _serviced(k, nodes.get(k.node))]
-    return sorted(bad, key=lambda k: -k.time)
+    bad = [
+        entry
+        for entry in known
+        if now - entry.time < exclude_for and (nodes is None or not _serviced(entry, nodes.get(entry.node)))
+    ]
+    return sorted(bad, key=lambda entry: -entry.time)
 
 
 def to_leave_out(bad: Sequence[BadNode], wanted: Collection[str], room: int) -> tuple[list[str], list[str]]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from unicron_hpc.errors import SlurmError
 from unicron_hpc.slurm import commands, hostlists, parsing
+from unicron_hpc.slurm.node_records import NodeRecord, parse_node_records
 from unicron_hpc.slurm.parsing import JobRecord
 from unicron_hpc.slurm.states import JobState, NodeState
 
@@ -65,6 +66,24 @@ def node_states(nodes: Sequence[str] = (), *, timeout: float = QUERY_TIMEOUT) ->
     if not states and shown.code and "not found" not in shown.words + shown.stdout:
         raise shown.error()
     return states
+
+
+def node_records(
+    nodes: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = QUERY_TIMEOUT
+) -> Mapping[str, NodeRecord]:
+    """The named nodes with reason and times; one that Slurm does not know is absent.
+
+    Raises
+    ------
+    SlurmError
+        When Slurm does not answer.
+    """
+    argv = ["scontrol", "show", "node", "--oneliner", hostlists.fold(nodes)]
+    shown = commands.run(argv, timeout=timeout, env=env)
+    records = parse_node_records(shown.stdout)
+    if not records and shown.code and "not found" not in shown.words + shown.stdout:
+        raise shown.error()
+    return records
 
 
 def slurm_version() -> tuple[int, int, int]:
