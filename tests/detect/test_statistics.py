@@ -92,6 +92,6 @@ def test_a_change_below_the_factor_and_too_few_durations_tell_nothing() -> None:
 def test_a_block_lasts_some_seconds_however_many_durations_that_are() -> None:
     some = Trend()
     for seconds in (1.0, 2.0):
-        for _ in range((FEWEST if seconds == 1.0 else RECENT) * 50):
-            some.add(seconds, BLOCK_SECONDS / 50)
+        for _ in range((FEWEST if seconds == 1.0 else RECENT) * 64):
+            some.add(seconds, BLOCK_SECONDS / 64)
     assert some.slower(1.1) == 2.0

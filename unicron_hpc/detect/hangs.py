@@ -155,7 +155,7 @@ class HangWatch:
         return self._compute.usual() or 0.0, len(self._compute)
 
     def slower(self, factor: float) -> dict[WorkPhase, float]:
-        """Phases of its own work that have begun to take `factor` times as long as before, and their factors."""
+        """Phases that have begun to take `factor` times as long as before, and how many times."""
         found = {phase: trend.slower(factor) for phase, trend in self._trends.items()}
         return {phase: times for phase, times in found.items() if times is not None}
 
