@@ -14,6 +14,7 @@ from unicron_hpc import __version__
 COMMANDS: Mapping[str, str] = {
     "status": "Show a job: its nodes, ranks, epoch and iteration.",
     "events": "Show what happened in a job.",
+    "explain": "Say what went wrong, from any training's logs.",
     "plan": "Show the best layout for a number of nodes, and why.",
     "drill": "Make something fail on purpose, and watch the recovery.",
     "simulate": "Replay a trace of faults.",

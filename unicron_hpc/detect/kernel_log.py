@@ -53,6 +53,15 @@ class KernelEvent(msgspec.Struct, frozen=True):
     pid: int | None = None
 
 
+def numbers_in(text: str) -> tuple[int | None, str | None, int | None]:
+    """Xid number, PCI address and process of a record, where it has them."""
+    numbered = XID.search(text)
+    address = numbered or _PCI.search(text)
+    process = _PID.search(text)
+    pid = int(next(group for group in process.groups() if group)) if process else None
+    return int(numbered["xid"]) if numbered else None, address["pci"] if address else None, pid
+
+
 @dataclass(slots=True)
 class _Open:
     """A record whose end has not been seen."""
@@ -88,16 +97,20 @@ class KernelLog:
             device is told once as long as its records follow each other closely.
         """
         self._count += 1
-        text = take_apart(line).text
+        text = self.assemble(take_apart(line).text)
+        row = self.table.find(text)
+        return [] if row is None else self._event(row, text)
+
+    def assemble(self, text: str) -> str:
+        """The whole record, if a line without its head ends one that came in several; else the line."""
         for record in self._open:
             record.age += 1
         self._open = [record for record in self._open if record.age <= _PATIENCE]
         if _OPENS.match(text):
             self._open.append(_Open([text]))
         elif self._open and (more := _CONTINUES.match(text)) and not _PCI.search(text):
-            text = self._continue(more["text"]) or text
-        row = self.table.find(text)
-        return [] if row is None else self._event(row, text)
+            return self._continue(more["text"]) or text
+        return text
 
     def _continue(self, text: str) -> str | None:
         """Add a line to an open record; the whole record, if a row explains it now."""
@@ -112,12 +125,7 @@ class KernelLog:
         return None
 
     def _event(self, row: Rule, text: str) -> list[KernelEvent]:
-        numbered = XID.search(text)
-        xid = int(numbered["xid"]) if numbered else None
-        address = numbered or _PCI.search(text)
-        pci = address["pci"] if address else None
-        process = _PID.search(text)
-        pid = int(next(group for group in process.groups() if group)) if process else None
+        xid, pci, pid = numbers_in(text)
         event = KernelEvent(row.finding, text, row.name, row.drains, xid, pci, pid)
         key = (f"{row.error} {xid or ''}", pid, pci)
         last = self._recent.get(key)

@@ -1,0 +1,236 @@
+"""What the lines of one log mean: any training's, ours or not, and any node's kernel log."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from dataclasses import dataclass, field
+
+import msgspec
+
+from unicron_hpc.detect.exceptions import UNKNOWN_EXCEPTION
+from unicron_hpc.detect.exits import explain_exit
+from unicron_hpc.detect.kernel_log import KernelLog, numbers_in
+from unicron_hpc.detect.log_places import Place, exit_code_in, host_in, peer_in, sequence_in, tasks_in
+from unicron_hpc.detect.prefixes import Line, take_apart, without_colours
+from unicron_hpc.detect.rule import Rule
+from unicron_hpc.detect.table import Table, table_in_use
+from unicron_hpc.detect.torchrun_report import TorchrunReport
+from unicron_hpc.detect.tracebacks import Raised, Traceback
+
+#: Different findings of one file that are kept; a log that has more repeats itself in other words.
+MOST_FINDINGS = 5000
+#: Longest text of a finding, in characters.
+_LONGEST = 2000
+#: Lines back to look for a time, when a line has none.
+_BACK = 200
+
+#: An exception's line outside a traceback, as the last lines of a log often are.
+_EXCEPTION = re.compile(
+    r"(?:[a-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Fault|Interrupt|Cut|Lost|Mismatch)\b(?::|$)"
+)
+#: NCCL tells of normal ends in the words of errors; frames of a C++ stack name functions, not errors.
+_CHATTER = re.compile(r" NCCL (?:INFO|TRACE) |^\s*frame #\d+: ")
+
+#: The row whose line begins a report of several.
+_TORCHRUN = "torchrun-root-cause"
+
+_UNKNOWN = Rule(
+    name="exception-other",
+    error=UNKNOWN_EXCEPTION.error,
+    severity="SEV2",
+    blame=UNKNOWN_EXCEPTION.blame,
+    meaning="An exception that no rule explains.",
+    advice="Read its traceback; a site rule can give it a severity.",
+    source="Python",
+    vague=True,
+)
+
+
+class LogFinding(msgspec.Struct, frozen=True):
+    """One error in a log.
+
+    Attributes
+    ----------
+    file, line_number
+        Where it stands first.
+    line, text
+        The line as it stands there, and the message: without what stands before it, with all its lines.
+    rule
+        The row of the table that explains it.
+    time
+        Unix time; of the nearest line before it that has one. None where there is none.
+    rank, host, pid, xid, pci
+        Where they are known.
+    peer
+        Whom it lost or waited for.
+    tasks, exit_code
+        What srun tells of tasks that ended.
+    sequence, group
+        Number of the collective that timed out, and its process group.
+    count, last_line_number
+        How often it came, and where the last one stands.
+    """
+
+    file: str
+    line_number: int
+    line: str
+    text: str
+    rule: Rule
+    time: float | None = None
+    rank: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    xid: int | None = None
+    pci: str | None = None
+    peer: str | None = None
+    tasks: tuple[int, ...] = ()
+    exit_code: int | None = None
+    sequence: int | None = None
+    group: str | None = None
+    count: int = 1
+    last_line_number: int = 0
+
+
+@dataclass(slots=True)
+class LogScan:
+    """Reads one log line by line.
+
+    Parameters
+    ----------
+    file
+        Its name, for the findings.
+    place
+        Rank and host whose log it is, as far as its name tells.
+    year
+        Year of times that are written without one.
+    table
+        The rows to go by; those of this process's job when left out.
+    """
+
+    file: str
+    place: Place = field(default_factory=Place)
+    year: int = 1970
+    table: Table = field(default_factory=table_in_use)
+    left_out: int = 0
+    _found: dict[tuple[object, ...], LogFinding] = field(default_factory=dict)
+    _tracebacks: dict[int | None, Traceback] = field(default_factory=dict)
+    _kernel: KernelLog = field(init=False)
+    _recent: deque[bytes] = field(default_factory=lambda: deque(maxlen=_BACK))
+    _report: TorchrunReport | None = None
+
+    def __post_init__(self) -> None:
+        self._kernel = KernelLog(self.table)
+
+    def feed(self, raw: bytes, number: int) -> None:
+        """Take a line without its end; `number` counts from 1."""
+        if (
+            not self._tracebacks
+            and self._report is None
+            and not self.table.may_fit(raw)
+            and b"Traceback (most" not in raw
+            and b"NVRM" not in raw
+        ):
+            self._recent.append(raw)
+            return
+        whole = without_colours(raw.decode("utf-8", "replace")).rstrip()
+        line = take_apart(whole, self.year)
+        if self._report is not None and self._report.feed(line.text):
+            self._reported(line)
+        elif not self._traceback(whole, line, number) and not _CHATTER.search(line.text):
+            self._message(whole, line, number)
+        self._recent.append(raw)
+
+    def finish(self) -> list[LogFinding]:
+        """All findings, in the order in which they stand in the file."""
+        for rank, traceback in self._tracebacks.items():
+            self._raised(traceback.finish(), Line("", rank=rank))
+        self._reported(Line(""))
+        self._tracebacks.clear()
+        return sorted(self._found.values(), key=lambda finding: finding.line_number)
+
+    def _message(self, whole: str, line: Line, number: int) -> None:
+        """A line that stands for itself, or ends a record of the kernel."""
+        text = self._kernel.assemble(line.text) if "NVRM" in line.text else line.text
+        row = self.table.find(text, exception=_EXCEPTION.match(text) is not None)
+        if row is None:
+            return
+        if row.name == _TORCHRUN:
+            self._report = TorchrunReport(number, whole)
+            return
+        self._add(row, whole if text is line.text else text, text, line, number)
+
+    def _reported(self, line: Line) -> None:
+        """torchrun has named the rank that failed first."""
+        report, self._report = self._report, None
+        row = None if report is None else self.table.find(report.title)
+        if report is None or row is None:
+            return
+        if report.status is not None:
+            row = msgspec.structs.replace(row, error=explain_exit(report.status).error)
+        named = Line("", line.time, report.rank if line.rank is None else line.rank, report.host)
+        self._add(row, report.title, report.text, named, report.number)
+
+    def _traceback(self, whole: str, line: Line, number: int) -> bool:
+        """Whether the line belongs to a traceback."""
+        traceback = self._tracebacks.get(line.rank)
+        if traceback is None:
+            if "Traceback (most" not in line.text:
+                return False
+            traceback = self._tracebacks[line.rank] = Traceback()
+        belongs, chain = traceback.feed(line.text, number, whole)
+        if chain:
+            self._raised(chain, line)
+        if not traceback.open:
+            del self._tracebacks[line.rank]
+        return belongs
+
+    def _raised(self, chain: list[Raised], line: Line) -> None:
+        """One finding for a chain of exceptions: its root, or what came while that was handled."""
+        if not chain:
+            return
+        explained = [(raised, self._explain(raised)) for raised in chain]
+        raised, row = explained[0]
+        if row.collateral or row.vague:
+            # What happened while a mere consequence was handled may be the cause; what it caused is not.
+            later = [(r, w) for r, w in explained[1:] if r.handled and not w.collateral and not w.vague]
+            raised, row = later[0] if later else (raised, row)
+        self._add(row, raised.line, raised.text, line, raised.number)
+
+    def _explain(self, raised: Raised) -> Rule:
+        return self.table.find(raised.text, exception=True) or _UNKNOWN
+
+    def _add(self, row: Rule, whole: str, text: str, line: Line, number: int) -> None:
+        tasks = tasks_in(text)
+        rank = line.rank if line.rank is not None else (tasks[0] if len(tasks) == 1 else None)
+        host = host_in(text) or line.host or self.place.host
+        xid, pci, pid = numbers_in(text)
+        if rank is None and not tasks:
+            rank = self.place.rank
+        shape = re.sub(r"\d+", "0", text[:80]) if row is _UNKNOWN or row.scope == "exception" else ""
+        key = (row.name, rank, host, xid, pci, tasks, shape)
+        known = self._found.get(key)
+        if known is not None:
+            self._found[key] = msgspec.structs.replace(
+                known, count=known.count + 1, last_line_number=max(number, known.last_line_number)
+            )
+            return
+        if len(self._found) >= MOST_FINDINGS:
+            self.left_out += 1
+            return
+        sequence, group = sequence_in(text)
+        self._found[key] = LogFinding(
+            self.file, number, whole[:_LONGEST], text[:_LONGEST], row, self._time(line), rank, host or None,
+            line.pid if pid is None else pid, xid, pci, peer_in(text), tasks, exit_code_in(text),
+            sequence, group, 1, number,
+        )  # fmt: skip
+
+    def _time(self, line: Line) -> float | None:
+        """The line's time, or that of the nearest line before it which has one."""
+        if line.time is not None:
+            return line.time
+        for raw in reversed(self._recent):
+            time = take_apart(raw[:200].decode("utf-8", "replace"), self.year).time
+            if time is not None:
+                return time
+        return None

@@ -1,0 +1,123 @@
+"""Findings of several logs in one order, and the first cause among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unicron_hpc.detect.attribution import judge
+from unicron_hpc.detect.log_scan import LogFinding
+from unicron_hpc.detect.reports import Report, Sign, Verdict
+
+#: Ends that somebody wanted: what fails after them, without saying why, is their consequence.
+_WANTED_ENDS = frozenset({"job requeued", "job preempted", "time limit reached"})
+_KILLED = "killed (SIGKILL)"
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What several logs tell together.
+
+    Attributes
+    ----------
+    findings
+        All findings, in order of time; those of files without times in the order of the files.
+    first_cause
+        Index of the first cause; None where the logs hold consequences only, or nothing failed.
+    consequences
+        Indices of what followed from it.
+    verdict
+        Suspects, victims and what to do.
+    """
+
+    findings: tuple[LogFinding, ...]
+    first_cause: int | None
+    consequences: frozenset[int]
+    verdict: Verdict
+
+
+def tell(findings: Sequence[LogFinding]) -> Story:
+    """Put findings in order and find the first cause.
+
+    Parameters
+    ----------
+    findings
+        Of one or several files, those of a file in the order in which they stand there.
+    """
+    times = _times(findings)
+    order = sorted(range(len(findings)), key=lambda k: times[k])
+    ordered = tuple(findings[k] for k in order)
+    reports = _reports(ordered, [times[k] for k in order])
+    verdict = judge([report for report in reports if report is not None])
+    cause = None
+    if verdict.cause is not None and verdict.finding and not verdict.finding.collateral:
+        cause = next(
+            k for k, report in enumerate(reports) if report and report.detail == verdict.cause.detail
+        )
+    cause = _wanted_end(ordered, cause)
+    return Story(ordered, cause, _consequences(ordered, cause, verdict), verdict)
+
+
+def _times(findings: Sequence[LogFinding]) -> list[float]:
+    """A time for every finding: its own, else that of the one before it in the file, else the earliest."""
+    earliest = min((f.time for f in findings if f.time is not None), default=0.0)
+    before: dict[str, float] = {}
+    times = []
+    for finding in findings:
+        time = before.get(finding.file, earliest) if finding.time is None else finding.time
+        before[finding.file] = time
+        # The clocks of logs are coarse: of one moment, the lines tell the order.
+        times.append(time + min(finding.line_number, 10**6) * 1e-9)
+    return times
+
+
+def _reports(findings: Sequence[LogFinding], times: Sequence[float]) -> list[Report | None]:
+    streams: dict[str, int] = {}
+    return [_report(finding, time, streams) for finding, time in zip(findings, times, strict=True)]
+
+
+def _report(finding: LogFinding, time: float, streams: dict[str, int]) -> Report | None:
+    rule = finding.rule
+    sign = Sign.FAULT
+    if rule.severity == "INFO":
+        if not rule.collateral:
+            return None
+        sign = Sign.ENDED
+    elif rule.error == _KILLED:
+        sign = Sign.DEATH
+    rank = finding.rank
+    if rank is None and not finding.tasks and not finding.xid and not finding.pci:
+        # Who writes without a rank is somebody, too; negative numbers are nobody else's.
+        rank = streams.setdefault(finding.file, -2 - len(streams))
+    detail = f"{finding.file}:{finding.line_number}: {finding.line[:200]}"
+    return Report(
+        time,
+        sign,
+        rank,
+        finding.host or "",
+        rule.finding,
+        rule.vague,
+        None,
+        finding.sequence,
+        finding.group or "",
+        detail,
+    )
+
+
+def _wanted_end(findings: Sequence[LogFinding], cause: int | None) -> int | None:
+    """The end that somebody wanted, if nothing before or after it names another cause."""
+    ends = (k for k, finding in enumerate(findings) if finding.rule.error in _WANTED_ENDS)
+    end = next(ends, None)
+    if end is None or (cause is not None and not findings[cause].rule.vague):
+        return cause
+    return end
+
+
+def _consequences(findings: Sequence[LogFinding], cause: int | None, verdict: Verdict) -> frozenset[int]:
+    found = set()
+    for k, finding in enumerate(findings):
+        rule = finding.rule
+        followed = cause is not None and k > cause and (rule.vague or finding.rank in verdict.collateral)
+        if k != cause and (rule.collateral or (followed and rule.severity != "INFO")):
+            found.add(k)
+    return frozenset(found)
