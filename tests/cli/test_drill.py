@@ -140,7 +140,8 @@ class TestTheJudgement:
             "the run has not failed"
         ]
         assert self.judged(tmp_path, Expected.JOB_FAILS, **good, drained=["n2"])
-        assert self.judged(tmp_path, Expected.JOB_FAILS_SAYING_WHY, **(good | {"named": []})) == []
+        assert self.judged(tmp_path, Expected.JOB_FAILS_SAYING_WHY, **(good | {"named": [("n3", 2)]})) == []
+        assert self.judged(tmp_path, Expected.JOB_FAILS_SAYING_WHY, **good, lost=["n3"])
         assert self.judged(tmp_path, Expected.JOB_FAILS_SAYING_WHY, **(good | {"error": ""}))
 
     def test_wants_a_slow_node_called_slow(self, tmp_path: Path) -> None:

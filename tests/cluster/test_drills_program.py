@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.cluster
 FAULTS: dict[str, tuple[tuple[str, ...], str]] = {
     "exception-forward": (("--error=AssertionError: drill: shapes differ",), "AssertionError: drill: shapes"),
     "oom": ((), "MemoryError: drill"),
-    "nan": ((), "not finite"),
+    "nan": ((), "loss nan"),
 }
-#: Bytes that a rank may have on top of what it has when it is put into a cgroup.
+#: Bytes that a node may have on top of what it has when the limit is set.
 ROOM = 64 * 2**20
 MEMORY = Path("/sys/fs/cgroup/memory")
 
@@ -35,7 +35,9 @@ class Ended:
     words: str
 
 
-def run(cluster: Cluster, name: str, *options: str, words: str) -> Ended:
+def run(
+    cluster: Cluster, name: str, *options: str, words: str, before: Callable[[], None] = lambda: None
+) -> Ended:
     """Two replicas of one rank each and a spare, until the drill ends them."""
     with as_new_afterwards(cluster):
         job = submit(
@@ -45,8 +47,10 @@ def run(cluster: Cluster, name: str, *options: str, words: str) -> Ended:
             train={"pipeline_model_parallel_size": 1, "train_iters": 100_000},
         )
         job.wait_iteration(10)
+        before()
         drilled = drill(job, name, *options)
-        job.cancel()  # whatever came of it
+        if not job.events("job_finished"):
+            job.cancel()
         job.wait_end()
         return Ended(job, drilled, words)
 
@@ -78,25 +82,31 @@ class TestAFaultOfTheProgram:
 
 
 @pytest.fixture
-def cgroup(embedded: Cluster) -> Iterator[Path]:
-    """A memory cgroup into which the cluster's plain user may move his processes."""
+def limited(embedded: Cluster) -> Iterator[Path]:
+    """A memory cgroup in which everything runs that Slurm starts on n2."""
     if os.geteuid() != 0 or not (MEMORY / "memory.limit_in_bytes").exists():
-        pytest.skip("only root can make a memory cgroup (version 1) for a user")
+        pytest.skip("only root can make a memory cgroup (version 1)")
     folder = MEMORY / f"unicron-drill-{os.getpid()}"
     folder.mkdir()
-    owner = embedded.shared_dir.stat().st_uid
     try:
-        os.chown(folder / "cgroup.procs", owner, -1)
-        (folder / "memory.limit_in_bytes").write_text(str(ROOM))
+        for pid in embedded.processes("n2") or ():
+            (folder / "cgroup.procs").write_text(f"{pid}\n")
         yield folder
     finally:
+        embedded.reset()
+        for pid in (folder / "cgroup.procs").read_text().split():
+            (MEMORY / "cgroup.procs").write_text(f"{pid}\n")
         folder.rmdir()
 
 
 def test_a_rank_that_the_kernel_kills_for_want_of_memory_ends_the_run_and_says_so(
-    embedded: Cluster, cgroup: Path
+    embedded: Cluster, limited: Path
 ) -> None:
-    ended = run(embedded, "oom", f"--cgroup={cgroup}", words="")
+    def tighten() -> None:
+        used = int((limited / "memory.usage_in_bytes").read_text())
+        (limited / "memory.limit_in_bytes").write_text(str(used + ROOM))
+
+    ended = run(embedded, "oom", "--node=n2", f"--cgroup={limited}", words="", before=tighten)
     assert_passed(ended.drilled)
     assert "memory" in ended.drilled.told["error"]
     assert len(ended.job.events("rank_started")) == 2

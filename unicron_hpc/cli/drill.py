@@ -82,7 +82,7 @@ def list_drills(as_json: bool) -> None:
 @click.option(
     "--cgroup",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="oom: a memory cgroup with a limit, into which the job's owner may move the rank.",
+    help="oom: a memory cgroup with a limit: the rank's own, or one into which its owner may move it.",
 )
 @click.option("--leave", type=click.IntRange(0), default=0, help="disk-full: bytes to leave free.")
 @click.option(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -148,7 +148,10 @@ def _wait(probe: Callable[[], T | None], seconds: float) -> T | None:
 
 def failures(drill: Watched, seen: Outcome) -> list[str]:
     """What is not as it must be, a line each; nothing where the drill was passed."""
-    lines = wronged(seen, drill.culprit, node_is_bad=drill.node_is_bad)
+    # Of a loss that is not finite every rank knows alike: whoever is the first to tell of it is right.
+    everybody = drill.expected is Expected.JOB_FAILS_SAYING_WHY
+    judged = replace(seen, named=[]) if everybody else seen
+    lines = wronged(judged, drill.culprit, node_is_bad=drill.node_is_bad)
     right = named_rightly(seen, drill.culprit)
     match drill.expected:
         case Expected.JOB_FAILS:

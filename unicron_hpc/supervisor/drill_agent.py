@@ -146,7 +146,7 @@ class Drills:
 
 
 def _enter_cgroup(folder: Path, pid: int) -> int:
-    """Put a process under a memory limit; return how much it may at most try to take, in bytes.
+    """Put a process under a memory limit, if it is not there already; return how much it may at most try to take, in bytes.
 
     Raises
     ------
@@ -161,7 +161,8 @@ def _enter_cgroup(folder: Path, pid: int) -> int:
         if text == "max" or int(text) > _NO_LIMIT:
             raise Refused(f"{folder} sets no memory limit")
         try:
-            (folder / "cgroup.procs").write_text(f"{pid}\n")
+            if str(pid) not in (folder / "cgroup.procs").read_text().split():
+                (folder / "cgroup.procs").write_text(f"{pid}\n")
         except OSError as error:
             raise Refused(f"process {pid} cannot be moved into {folder}: {error}") from error
         return int(text) + _BEYOND_LIMIT
