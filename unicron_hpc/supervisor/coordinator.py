@@ -98,6 +98,7 @@ class Coordinator:
         self._last_beat = 0.0
         self._beat = 0
         self._clocks = Clocks()
+        self._unfit: list[tuple[str, Noticed]] = []  # nodes that joined and cannot work
         recovery = settings.recovery
         self._office = Office(self._board.members, recovery.node_timeout, recovery.startup_timeout)
         self._startup = Startup(
@@ -230,7 +231,11 @@ class Coordinator:
             if name in board.tasks:
                 board.tasks[name].on_commit(epoch, committed)
         for noticed in join.noticed if first else ():
-            board.on_noticed(node.name, noticed)
+            if noticed.finding.severity is Severity.SEV1 and not board.training:
+                # Not yet: as long as few have joined, taking one out would leave too few.
+                self._unfit.append((node.name, noticed))
+            else:
+                board.on_noticed(node.name, noticed)
         board.changed()
 
     def _dismiss(self, node: Node, body: Join | Heartbeat) -> None:
@@ -274,6 +279,10 @@ class Coordinator:
         if not board.training:
             self._startup.prepare(lambda task: self._post(self._node, PrepareData(task)))
             if self._startup.may_begin(now):
+                unfit, self._unfit = self._unfit, []
+                for name, noticed in unfit:
+                    board.on_noticed(name, noticed)
+            if self._startup.may_begin(now) and not board.over:
                 board.begin([node.name for node in self._startup.stand_in()])
         for task in board.tasks.values():
             task.tick(now)

@@ -1,0 +1,162 @@
+"""Nodes that cannot work are found when they join, and get no work."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.settings_for_tests import settings
+from tests.supervisor.events import within
+from unicron_hpc.detect.node_checks import GPU_MISSING, MEMORY_SHORT
+from unicron_hpc.detect.severity import Finding, Method
+from unicron_hpc.report.journal import EVENTS, read_lines
+from unicron_hpc.supervisor.allocation import Allocation
+from unicron_hpc.supervisor.coordinator import Coordinator
+from unicron_hpc.supervisor.messages import (
+    Body,
+    DataReady,
+    Finish,
+    Heartbeat,
+    Join,
+    Noticed,
+    Role,
+    StartRank,
+)
+from unicron_hpc.supervisor.node_health import NodeHealth
+
+NODES = ("n1", "n2", "n3")
+
+
+class Job:
+    """Two active nodes and a spare; n1 coordinates. What is sent to agents is noted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.sent: list[tuple[str, Body]] = []
+        self.coordinator = Coordinator(
+            run_folder=folder,
+            node="n1",
+            settings=settings("slurm.nodes=2", "slurm.spares=1", run_dir=folder),
+            allocation=Allocation("17", NODES, 2, 1),
+            snapshot=None,
+            predecessor=None,
+            post=lambda node, body: self.sent.append((node, body)),
+            forget=lambda node: None,
+            learn=lambda addresses: None,
+            witness=lambda absent: False,
+        )
+        self.coordinator.start(1)
+
+    def join(self, node: str, *findings: Finding) -> None:
+        noticed = tuple(Noticed(finding, Method.NODE_HEALTH, "seen", 1.0) for finding in findings)
+        address = f"tcp://{node}:1"
+        self.coordinator.handle(node, Join(address, 5, 1, 0, True, (), (), noticed))
+
+    def begin(self) -> None:
+        self.coordinator.tick(time.monotonic())
+        self.coordinator.handle("n1", DataReady("tiny"))
+        self.coordinator.tick(time.monotonic())
+
+    async def started(self) -> set[str]:
+        while not (nodes := {node for node, body in self.sent if isinstance(body, StartRank)}):
+            await asyncio.sleep(0)
+        return nodes
+
+    def events(self, kind: str) -> list[dict[str, object]]:
+        assert self.coordinator._board.journal.flush_file(10.0)
+        return [event for event in read_lines(self.folder / EVENTS) if event["type"] == kind]
+
+
+@pytest.mark.parametrize("first", NODES)
+def test_a_spare_stands_in_for_a_node_that_joins_without_its_gpus_whoever_joins_first(
+    tmp_path: Path, first: str
+) -> None:
+    async def work() -> None:
+        job = Job(tmp_path)
+        for node in (first, *(node for node in NODES if node != first)):
+            job.join(node, *((GPU_MISSING,) if node == "n2" else ()))
+        job.begin()
+        assert await job.started() == {"n1", "n3"}
+        (lost,) = job.events("agent_lost")
+        assert (lost["node"], lost["reason"]) == ("n2", "seen")
+        assert any(node == "n2" and isinstance(body, Finish) for node, body in job.sent)
+        job.coordinator.close()
+
+    within(work())
+
+
+def test_a_warning_at_joining_is_journaled_once_and_costs_nothing(tmp_path: Path) -> None:
+    async def work() -> None:
+        job = Job(tmp_path)
+        for node in (*NODES, "n2"):
+            job.join(node, *((MEMORY_SHORT,) if node == "n2" else ()))
+        job.begin()
+        assert await job.started() == {"n1", "n2"}
+        (warning,) = job.events("node_warning")
+        assert (warning["node"], warning["error"]) == ("n2", MEMORY_SHORT.error)
+        job.coordinator.close()
+
+    within(work())
+
+
+def test_a_clock_that_is_off_is_journaled(tmp_path: Path) -> None:
+    async def work() -> None:
+        job = Job(tmp_path)
+        for node in NODES:
+            job.join(node)
+        job.coordinator.tick(time.monotonic())  # the first beat
+        for node, skew in (("n2", 0.0), ("n3", -90.0)):
+            job.coordinator.handle(node, Heartbeat(True, 1, (), time.time() + skew))
+        (warning,) = job.events("node_warning")
+        assert warning["node"] == "n3"
+        assert "behind n1" in str(warning["evidence"])
+        job.coordinator.close()
+
+    within(work())
+
+
+def test_a_node_tells_of_a_finding_once_until_it_has_gone_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "logs").write_text("no folder")
+    health = NodeHealth(tmp_path, settings(run_dir=tmp_path), 1, lambda body: None)
+
+    def errors() -> list[str]:
+        return [noticed.finding.error for noticed in within(health.check())]
+
+    assert errors() == ["run folder not writable"]
+    assert errors() == []
+    (tmp_path / "logs").unlink()
+    (tmp_path / "logs").mkdir()
+    assert errors() == []
+    (tmp_path / "logs").rmdir()
+    assert errors() == ["run folder not writable"]
+
+
+def test_a_nodes_own_state_is_looked_at_again_when_another_is_lost(tmp_path: Path) -> None:
+    async def work() -> None:
+        job = Job(tmp_path)
+        told: list[Body] = []
+        news = asyncio.Event()
+
+        def report(body: Body) -> None:
+            told.append(body)
+            news.set()
+
+        health = NodeHealth(tmp_path, settings(run_dir=tmp_path), 1, report)
+        for node in NODES:
+            job.join(node)
+        health.on_snapshot(job.coordinator._board.snapshot())
+        assert health._again is None
+        job.coordinator._board.members.get("n2").role = Role.LOST  # type: ignore[union-attr]
+        health.on_snapshot(job.coordinator._board.snapshot())
+        await news.wait()
+        assert [body.finding.error for body in told if isinstance(body, Noticed)] == [
+            "run folder not writable"
+        ]
+        job.coordinator.close()
+
+    within(work())
