@@ -1,0 +1,256 @@
+"""Bad nodes after the job that met them: the list, later submissions, requests, and giving them back."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.slurm.settings_for_tests import settings
+from unicron_hpc.errors import SlurmError
+from unicron_hpc.slurm import bad_nodes, drain_request, giving_back, job_end, queries, submit
+from unicron_hpc.slurm.bad_nodes import BadNode
+from unicron_hpc.slurm.commands import Completed
+from unicron_hpc.slurm.node_records import NodeRecord, parse_node_records
+from unicron_hpc.slurm.states import parse_job_state, parse_node_state
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+DAY = 86400.0
+
+
+def node(name: str, state: str = "IDLE", **more: float) -> NodeRecord:
+    return NodeRecord(name, parse_node_state(state), "", "", more.get("booted"), more.get("started"))
+
+
+def lost(name: str, when: float = 100.0, drained: bool = False) -> BadNode:
+    return BadNode(name, when, "lost connection", "12", drained)
+
+
+class TestANodesRecord:
+    def test_has_the_reason_and_whose_it_is(self) -> None:
+        records = parse_node_records((FIXTURES / "slurm-24.11.5" / "show_node.txt").read_text())
+        assert (records["n3"].reason, records["n3"].by) == ("test", "unicron-admin")
+        assert records["n3"].state.draining
+        assert (records["n1"].reason, records["n1"].by) == ("", "")
+        started, booted = records["n1"].started, records["n1"].booted
+        assert started is not None
+        assert booted is not None
+        assert started - booted == 47 * 60 + 38
+
+    def test_is_not_mistaken_for_the_words_of_its_reason(self) -> None:
+        told = (
+            "NodeName=n1 State=IDLE+DRAIN BootTime=None Reason=was State=DOWN [by a@b] BootTime=x [root@now]"
+        )
+        record = parse_node_records(told)["n1"]
+        assert str(record.state) == "IDLE+DRAIN"
+        assert (record.reason, record.by) == ("was State=DOWN [by a@b] BootTime=x", "root")
+        assert record.booted is None
+
+    @given(st.text(st.characters(codec="ascii", exclude_categories=["C"])))
+    def test_has_its_state_whatever_words_its_reason_has(self, words: str) -> None:
+        record = parse_node_records(f"NodeName=n1 State=IDLE Reason={words} State=DOWN NodeName=n2")["n1"]
+        assert str(record.state) == "IDLE"
+        assert record.reason.endswith("State=DOWN NodeName=n2")
+
+
+class TestTheList:
+    def test_is_empty_before_the_first_and_private(self, tmp_path: Path) -> None:
+        assert bad_nodes.read(tmp_path) == ()
+        bad_nodes.add(tmp_path, lost("n3"))
+        path = tmp_path / bad_nodes.FILE
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert json.loads(path.read_text())[0] == {
+            "node": "n3", "time": 100.0, "kind": "lost connection", "job_id": "12", "drained": False,
+        }  # fmt: skip
+
+    def test_has_the_last_word_on_each_node(self, tmp_path: Path) -> None:
+        for entry in (lost("n3"), lost("n4"), lost("n3", 200.0, drained=True)):
+            bad_nodes.add(tmp_path, entry)
+        assert set(bad_nodes.read(tmp_path)) == {lost("n4"), lost("n3", 200.0, drained=True)}
+
+    def test_that_is_damaged_stops_nobody(self, tmp_path: Path) -> None:
+        (tmp_path / bad_nodes.FILE).write_text('[{"node": 3}]')
+        assert bad_nodes.read(tmp_path) == ()
+        bad_nodes.add(tmp_path, lost("n3"))
+        assert bad_nodes.read(tmp_path) == (lost("n3"),)
+
+
+class TestStillBad:
+    def bad(self, entry: BadNode, record: NodeRecord | None, now: float = 200.0) -> bool:
+        nodes = {} if record is None else {record.name: record}
+        return bad_nodes.still_bad([entry], nodes, now, DAY) == [entry]
+
+    def test_is_a_node_of_which_nothing_new_is_known(self) -> None:
+        assert self.bad(lost("n3"), node("n3", booted=50.0, started=60.0))
+        assert bad_nodes.still_bad([lost("n3")], None, 200.0, DAY) == [lost("n3")]
+
+    def test_is_forgotten_after_a_time(self) -> None:
+        assert not self.bad(lost("n3"), node("n3"), now=101.0 + DAY)
+
+    def test_is_not_what_was_booted_since(self) -> None:
+        assert not self.bad(lost("n3"), node("n3", booted=150.0))
+
+    def test_is_not_what_was_resumed_after_its_drain(self) -> None:
+        assert self.bad(lost("n3", drained=True), node("n3", "IDLE+DRAIN"))
+        assert not self.bad(lost("n3", drained=True), node("n3", "IDLE"))
+
+    def test_is_not_a_lost_node_whose_slurmd_was_started_since(self) -> None:
+        assert not self.bad(lost("n3"), node("n3", started=150.0))
+        assert self.bad(lost("n3"), node("n3", "DOWN*", started=150.0))
+        ecc = BadNode("n3", 100.0, "ECC error", "12")
+        assert self.bad(ecc, node("n3", started=150.0))
+
+    def test_is_not_a_node_that_slurm_does_not_have(self) -> None:
+        assert not self.bad(lost("n3"), None)
+
+
+class TestASubmission:
+    def exclusion(
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        *overrides: str,
+        bad: Sequence[BadNode] = (lost("n3", 4e9), lost("n4", 4e9 - 1)),
+        room: int = 20,
+        answers: bool = True,
+    ) -> tuple[tuple[str, ...], str]:
+        for entry in bad:
+            bad_nodes.add(folder, entry)
+
+        def records(names: Sequence[str], **_: object) -> dict[str, NodeRecord]:
+            if not answers:
+                raise SlurmError("no answer")
+            return {name: node(name) for name in names}
+
+        monkeypatch.setattr(queries, "node_records", records)
+        monkeypatch.setattr("time.time", lambda: 4e9 + 10)
+        option, notes = submit.exclusion(settings(*overrides, run_dir=folder), {"main": room}, "main", {})
+        return option, "\n".join(notes)
+
+    def test_leaves_bad_nodes_out_and_says_why(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        option, said = self.exclusion(tmp_path, monkeypatch)
+        assert option == ("--exclude=n[3-4]",)
+        assert "n3 (lost connection, job 12)" in said
+        assert str(tmp_path / "bad-nodes.json") in said
+
+    def test_does_so_too_when_slurm_does_not_answer(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert self.exclusion(tmp_path, monkeypatch, answers=False)[0] == ("--exclude=n[3-4]",)
+
+    def test_keeps_what_the_user_excludes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.exclusion(tmp_path, monkeypatch, "slurm.exclude=n9")[0] == ("--exclude=n[3-4,9]",)
+
+    def test_never_leaves_too_few_nodes_for_the_job(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        needed = settings().slurm.total_nodes
+        option, said = self.exclusion(tmp_path, monkeypatch, room=needed + 1)
+        assert option == ("--exclude=n3",)  # the latest
+        assert "may be used" in said
+        assert "n4" in said
+        assert self.exclusion(tmp_path, monkeypatch, room=needed)[0] == ()
+
+    def test_uses_a_node_that_the_user_names(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        option, said = self.exclusion(tmp_path, monkeypatch, "slurm.nodelist=n3")
+        assert option == ("--exclude=n4",)
+        assert "may be used" in said
+
+    def test_can_be_told_not_to(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.exclusion(tmp_path, monkeypatch, "recovery.exclude_for=0") == ((), "")
+
+    def test_is_as_ever_where_no_node_is_bad(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.exclusion(tmp_path, monkeypatch, bad=()) == ((), "")
+
+
+class TestARequest:
+    def test_goes_into_the_run_folder_where_only_its_owner_looks(self, tmp_path: Path) -> None:
+        path = drain_request.leave(tmp_path, "n3", "12", "ECC error", {})
+        assert path == tmp_path / "drain-requests" / "12-n3.json"
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        told = json.loads(path.read_text())
+        assert (told["node"], told["job_id"], told["kind"]) == ("n3", "12", "ECC error")
+
+    def test_goes_into_the_sites_folder_where_there_is_one(self, tmp_path: Path) -> None:
+        spool = tmp_path / "spool"
+        spool.mkdir()
+        path = drain_request.leave(tmp_path, "n3", "12", "x", {"UNICRON_DRAIN_REQUESTS": str(spool)})
+        assert path == spool / "12-n3.json"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+    def test_falls_back_to_the_run_folder(self, tmp_path: Path) -> None:
+        gone = str(tmp_path / "gone")
+        path = drain_request.leave(tmp_path, "n3", "12", "x", {"UNICRON_DRAIN_REQUESTS": gone})
+        assert path.parent == tmp_path / "drain-requests"
+
+    def test_never_writes_through_what_others_put_there(self, tmp_path: Path) -> None:
+        spool, target = tmp_path / "spool", tmp_path / "target"
+        spool.mkdir()
+        target.write_text("precious")
+        (spool / "12-n3.json").symlink_to(target)
+        drain_request.leave(tmp_path, "n3", "12", "x", {"UNICRON_DRAIN_REQUESTS": str(spool)})
+        assert target.read_text() == "precious"
+
+
+class TestSilenceIsWanted:
+    @pytest.mark.parametrize(
+        "state", ["CANCELLED by 1000", "COMPLETING", "PREEMPTED", "TIMEOUT", "SUSPENDED", "PENDING"]
+    )
+    def test_when_the_job_is_ended(self, state: str) -> None:
+        assert "on purpose" in job_end.why(parse_job_state(state), "n3", parse_node_state("IDLE"))
+
+    @pytest.mark.parametrize("state", ["MIXED+REBOOT_ISSUED", "IDLE+POWERING_DOWN", "ALLOCATED+MAINTENANCE"])
+    def test_when_somebody_has_the_node_switched_off(self, state: str) -> None:
+        assert "n3" in job_end.why(parse_job_state("RUNNING"), "n3", parse_node_state(state))
+
+    @pytest.mark.parametrize("job", ["RUNNING", "NODE_FAIL", "whatever comes"])
+    @pytest.mark.parametrize("state", ["DOWN*", "ALLOCATED*", "MIXED+DRAIN"])
+    def test_otherwise_it_is_not(self, job: str, state: str) -> None:
+        assert job_end.why(parse_job_state(job), "n3", parse_node_state(state)) == ""
+        assert job_end.why(parse_job_state(job), "n3", None) == ""
+
+    def test_is_not_known_when_slurm_does_not_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def silent(job_id: str) -> None:
+            raise SlurmError("no answer")
+
+        monkeypatch.setattr(queries, "job", silent)
+        assert job_end.wanted("12", "n3") == ""
+
+
+class TestGivingBack:
+    def run(self, nodes: str, answer: Completed, asked: list[Sequence[str]], batch: str = "n1") -> object:
+        def command(argv: Sequence[str]) -> Completed:
+            asked.append(argv)
+            if argv[1] == "update":
+                return answer
+            line = f"JobId=12 JobState=RUNNING BatchHost={batch} NodeList={nodes}\n"
+            return Completed(tuple(argv), line, "", 0)
+
+        return giving_back.give_back("12", "n3", run=command)
+
+    def test_shrinks_the_job_to_the_others(self) -> None:
+        asked: list[Sequence[str]] = []
+        assert self.run("n[1-4]", Completed((), "", "", 0), asked) == (True, "")
+        assert asked[-1] == ["scontrol", "update", "JobId=12", "NodeList=n[1-2,4]"]
+
+    def test_tells_slurms_refusal(self) -> None:
+        refusal = Completed((), "", "Invalid node name specified\n", 1)
+        assert self.run("n[1-4]", refusal, []) == (False, "Invalid node name specified")
+
+    @pytest.mark.parametrize(("nodes", "batch"), [("n[1-4]", "n3"), ("n3", "n1")])
+    def test_never_takes_the_batch_node_or_the_last_one(self, nodes: str, batch: str) -> None:
+        asked: list[Sequence[str]] = []
+        given_back, why = self.run(nodes, Completed((), "", "", 0), asked, batch)  # type: ignore[misc]
+        assert not given_back
+        assert "batch script" in why
+        assert len(asked) == 1
+
+    def test_has_nothing_to_do_where_slurm_took_it(self) -> None:
+        asked: list[Sequence[str]] = []
+        assert self.run("n[1-2]", Completed((), "", "", 0), asked)[0] is True  # type: ignore[index]
+        assert len(asked) == 1
