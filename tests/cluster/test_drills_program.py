@@ -86,6 +86,8 @@ def limited(embedded: Cluster) -> Iterator[Path]:
     """A memory cgroup in which everything runs that Slurm starts on n2."""
     if os.geteuid() != 0 or not (MEMORY / "memory.limit_in_bytes").exists():
         pytest.skip("only root can make a memory cgroup (version 1)")
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    home = MEMORY / next(line.split(":", 2)[2] for line in lines if ":memory:" in line).lstrip("/")
     folder = MEMORY / f"unicron-drill-{os.getpid()}"
     folder.mkdir()
     try:
@@ -95,7 +97,7 @@ def limited(embedded: Cluster) -> Iterator[Path]:
     finally:
         embedded.reset()
         for pid in (folder / "cgroup.procs").read_text().split():
-            (MEMORY / "cgroup.procs").write_text(f"{pid}\n")
+            (home / "cgroup.procs").write_text(f"{pid}\n")
         folder.rmdir()
 
 

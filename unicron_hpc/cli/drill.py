@@ -81,7 +81,7 @@ def list_drills(as_json: bool) -> None:
 @click.option("--error", "error", help='exceptions: what is raised, as "Class: text".')
 @click.option(
     "--cgroup",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=click.Path(path_type=Path),
     help="oom: a memory cgroup with a limit: the rank's own, or one into which its owner may move it.",
 )
 @click.option("--leave", type=click.IntRange(0), default=0, help="disk-full: bytes to leave free.")

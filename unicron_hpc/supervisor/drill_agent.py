@@ -146,7 +146,12 @@ class Drills:
 
 
 def _enter_cgroup(folder: Path, pid: int) -> int:
-    """Put a process under a memory limit, if it is not there already; return how much it may at most try to take, in bytes.
+    """Put a process under a memory limit, if it is not there yet.
+
+    Returns
+    -------
+    int
+        How much it may at most try to take, in bytes.
 
     Raises
     ------
