@@ -142,8 +142,9 @@ class HangWatch:
         self._epoch = epoch
         self._iteration.clear()
         self._compute.clear()
-        for series in (*self._phases.values(), *self._trends.values()):
-            series.clear()
+        for phase in COMPUTE:
+            self._phases[phase].clear()
+            self._trends[phase].clear()
 
     @property
     def usual(self) -> float:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 WINDOW = 64
 #: A block of a trend: at least so many durations, over at least so many seconds.
 BLOCK_COUNT, BLOCK_SECONDS = 4, 5.0
-#: Blocks that are compared, and the fewest and the most before them that they are compared with. By chance the
-#: last 6 of 18 are the highest once in 18,564 times; of 30, once in 593,775.
+#: Blocks that are compared, and the fewest and the most before them. By chance the last 6 of 18 are the
+#: highest once in 18,564 times; of 30, once in 593,775.
 RECENT, FEWEST, MOST = 6, 12, 24
 
 
