@@ -120,7 +120,7 @@ class PlainLoop:
             model=[self._model],
             num_microbatches=len(self._indices),
             seq_length=self._task.model.seq_length,
-            micro_batch_size=self._task.train.micro_batch_size,
+            micro_batch_size=self._task.train.fixed_micro_batch_size,
         )
         squared = torch.stack(torch._foreach_norm(self._counted)).square().sum()
         dist.all_reduce(squared, group=parallel_state.get_model_parallel_group())
@@ -196,8 +196,8 @@ def main() -> int:
     loop = PlainLoop(
         task,
         open_task_data(task, options.run_folder),
-        options.tensor or task.train.tensor_model_parallel_size,
-        options.pipeline or task.train.pipeline_model_parallel_size,
+        options.tensor or task.train.tensor_model_parallel_size or 1,
+        options.pipeline or task.train.pipeline_model_parallel_size or 1,
     )
     for iteration in range(1, options.iterations + 1):
         seconds, loss = loop.iterate()

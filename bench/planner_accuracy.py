@@ -93,7 +93,7 @@ def the_work(task: TaskSettings) -> TaskWork:
         seq_length=task.model.seq_length,
         vocab_size=task.model.vocab_size,
         global_batch_size=task.train.global_batch_size,
-        micro_batch_size=task.train.micro_batch_size,
+        micro_batch_size=task.train.fixed_micro_batch_size,
         hardware=replace(hardware("cpu-shared-host"), host_cores=cores),
     )
 

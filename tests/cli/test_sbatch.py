@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,9 @@ from click.testing import CliRunner, Result
 from tests.config.settings_text import VALID
 from unicron_hpc.cli.passed_on import sort_out
 from unicron_hpc.cli.sbatch import main
+from unicron_hpc.config import Settings, load_resolved
 from unicron_hpc.errors import ConfigError
+from unicron_hpc.runtime.manifest import write_manifest
 
 _REPOSITORY = Path(__file__).parents[2]
 
@@ -166,3 +170,89 @@ def test_a_closed_pipe_ends_quietly(train: Path) -> None:
     os.close(writing)
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
+
+
+_OPEN = ("micro_batch_size", "pipeline_model_parallel_size")
+
+
+class TestWhatTheFileLeavesOpen:
+    """`unicron-sbatch` chooses sizes that must stay, says so, and writes them into the run folder."""
+
+    @pytest.fixture
+    def submit(self, train: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Result, Settings]]:
+        """Submits to a Slurm that takes every job."""
+        folder = train.parent / "bin"
+        folder.mkdir()
+        for name, answer in {"sbatch": "echo 7", "scontrol": "exit 1", "sinfo": "exit 1"}.items():
+            (folder / name).write_text(f"#!/bin/sh\n{answer}\n")
+            (folder / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:/bin:/usr/bin")
+
+        def submitted(*words: str) -> tuple[Result, Settings]:
+            shutil.rmtree(train.parent / "runs" / "tiny-7", ignore_errors=True)
+            result = _run(*words, train)
+            assert result.exit_code == 0, result.output
+            return result, load_resolved(train.parent / "runs" / "tiny-7")
+
+        return submitted
+
+    def test_is_chosen_told_and_noted_in_the_run_folder(
+        self, submit: Callable[..., tuple[Result, Settings]]
+    ) -> None:
+        open_sizes = [
+            f"--set=train.{key}=auto" for key in ("micro_batch_size", "pipeline_model_parallel_size")
+        ]
+        result, settings = submit("--set=slurm.ranks_per_node=2", *open_sizes)
+        train = settings.train
+        assert train.micro_batch_size is not None
+        assert train.tensor_model_parallel_size is not None
+        assert train.pipeline_model_parallel_size is None  # chosen at the start, for the nodes that came
+        assert (
+            f"the planner chose tensor_model_parallel_size {train.tensor_model_parallel_size}, "
+            f"micro_batch_size {train.micro_batch_size}, a start with " in result.stderr
+        )
+        assert result.stdout.startswith("Submitted batch job 7\n")
+
+    def test_is_nothing_where_all_is_given(self, submit: Callable[..., tuple[Result, Settings]]) -> None:
+        result, settings = submit()
+        assert (settings.train.micro_batch_size, settings.train.pipeline_model_parallel_size) == (2, 2)
+        assert result.stderr == ""
+
+    def test_is_a_resumed_trainings_own_micro_batch_size(
+        self, train: Path, submit: Callable[..., tuple[Result, Settings]]
+    ) -> None:
+        _, first = submit("--set=train.micro_batch_size=auto")
+        other = 16 if first.train.micro_batch_size != 16 else 8
+        older, newer, broken = (train.parent / "runs/checkpoints/tiny" / f"iter_{k:07d}" for k in (5, 10, 15))
+        for folder, size in ((older, 1), (newer, other)):
+            folder.mkdir(parents=True)
+            write_manifest(
+                folder, iteration=5, files=(), layout_summary={"micro_batch_size": size}, common={}
+            )
+        broken.mkdir()
+        assert submit("--set=train.micro_batch_size=auto")[1].train.micro_batch_size == other
+        fresh = submit("--set=train.micro_batch_size=auto", "--set=checkpoint.resume=false")[1]
+        assert fresh.train.micro_batch_size == first.train.micro_batch_size
+        assert submit()[1].train.micro_batch_size == 2
+
+    def test_nodes_that_a_depth_would_leave_idle_are_a_warning(
+        self, submit: Callable[..., tuple[Result, Settings]]
+    ) -> None:
+        result, settings = submit("--set=slurm.nodes=3")
+        assert "warning: task tiny starts with " in result.stderr
+        assert settings.train.pipeline_model_parallel_size == 2
+
+    def test_pipelines_that_do_not_fit_side_by_side_are_refused_before_anything_is_submitted(
+        self, train: Path
+    ) -> None:
+        train.write_text(train.read_text() + "tasks: [{name: a}, {name: b}, {name: c}]\n")
+        result = _run("--dry-run", train)
+        assert result.exit_code == 2
+        assert "the tasks need 6 nodes side by side (a 2, b 2, c 2" in result.stderr
+        assert "write nodes: 6 or more" in result.stderr
+
+    def test_a_model_that_fits_on_no_layout_is_refused_with_what_would_fit(self, train: Path) -> None:
+        result = _run("--dry-run", "--set", "model.hidden_size=200000", train)
+        assert result.exit_code == 2
+        assert "memory: no layout of 4 layers" in result.stderr
+        assert "would" in result.stderr

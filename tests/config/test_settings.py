@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pydantic
@@ -15,6 +16,7 @@ from tests.slurm.field_cases import case
 from unicron_hpc.config import SettingsError, SlurmSettings, dump_resolved, load, load_resolved
 from unicron_hpc.config.fields import Context
 from unicron_hpc.config.loading import loads
+from unicron_hpc.errors import ConfigError
 
 
 def test_defaults_follow_from_what_is_given() -> None:
@@ -71,7 +73,10 @@ def test_tasks_lay_their_settings_over_the_top_level() -> None:
         ("tasks: [x]\n", "tasks.0: expected a mapping"),
         ("tasks: [{weight: 1}]\n", "tasks.name is missing"),
         ("tasks: [{name: a}, {name: a}]\n", "two tasks are called 'a'"),
-        ("tasks: [{name: a, min_nodes: 3}, {name: b, min_nodes: 2}]\n", "the tasks need 5 nodes"),
+        (
+            "tasks: [{name: a, min_nodes: 3}, {name: b, min_nodes: 2}]\n",
+            "the tasks need 5 nodes side by side (a 3, b 2: min_nodes",
+        ),
         ("tasks: [{name: a, weigth: 1}]\n", "did you mean `weight`"),
         ("tasks: [{name: a, model: {num_layers: 1}}, {name: b}]\n", "1 layers cannot fill 2 pipeline stages"),
         ("checkpoint: {dir: c}\ntasks: [{name: a}, {name: b}]\n", "same folder"),
@@ -81,6 +86,51 @@ def test_impossible_tasks_are_refused(tail: str, message: str) -> None:
     found = problems(VALID + tail)
     assert len(found) == 1, found
     assert message in found[0]
+
+
+@pytest.mark.parametrize("word", ["auto", "Auto", '"auto"'])
+@pytest.mark.parametrize(
+    "key", ["micro_batch_size", "tensor_model_parallel_size", "pipeline_model_parallel_size"]
+)
+def test_sizes_that_the_planner_may_choose_can_be_auto_or_left_out(key: str, word: str) -> None:
+    left_out = re.sub(rf"  {key}: .*\n", "", VALID)
+    assert getattr(load_text(left_out).train, key) is None
+    chosen = left_out.replace("  lr: 1e-3\n", f"  lr: 1e-3\n  {key}: {word}\n")
+    assert getattr(load_text(chosen).train, key) is None
+    given = left_out.replace("  lr: 1e-3\n", f"  lr: 1e-3\n  {key}: 1\n")
+    assert getattr(load_text(given).train, key) == 1
+
+
+def test_a_size_that_is_still_open_is_no_number_to_count_with() -> None:
+    train = load_text(changed("micro_batch_size: 2", "micro_batch_size: auto")).train
+    with pytest.raises(ConfigError, match="micro_batch_size has not been chosen"):
+        _ = train.micro_batches
+
+
+def test_nodes_beyond_whole_pipelines_with_work_are_the_planners_to_use() -> None:
+    assert problems(changed("nodes: 4", "nodes: 5")) == []
+    assert problems(changed("global_batch_size: 16", "global_batch_size: 2")) == []
+
+
+def test_a_tensor_group_counts_as_one_place_inside_a_node() -> None:
+    text = changed("lr: 1e-3", "lr: 1e-3\n  tensor_model_parallel_size: 2")
+    assert problems(text.replace("nodes: 4", "nodes: 1\n  ranks_per_node: 3")) == [
+        "train.yaml:3:10: nodes 1 x ranks_per_node 3 gives 3 ranks, one replica needs 4 "
+        "(tensor_model_parallel_size 2 x pipeline_model_parallel_size 2) | write at least nodes: 2, "
+        "or smaller parallel sizes"
+    ]
+    assert problems(text.replace("nodes: 4", "nodes: 2\n  ranks_per_node: 3")) == []
+
+
+def test_pipelines_that_do_not_fit_side_by_side_are_refused_with_what_would() -> None:
+    tail = "tasks: [{name: a, train: {pipeline_model_parallel_size: 3}}, {name: b, min_nodes: 1}]\n"
+    assert problems(VALID + tail) == [
+        "train.yaml:3:10: the tasks need 5 nodes side by side (a 3, b 2: min_nodes, or one pipeline of the "
+        "sizes given), 4 are active | write nodes: 5 or more, or smaller pipeline_model_parallel_size or "
+        "min_nodes"
+    ]
+    assert problems(VALID.replace("nodes: 4", "nodes: 5") + tail) == []
+    assert problems(VALID.replace("nodes: 4", "nodes: 3\n  ranks_per_node: 2") + tail) == []
 
 
 def test_a_mistake_in_a_default_is_reported_once_for_all_tasks() -> None:
@@ -94,10 +144,10 @@ def test_a_mistake_in_a_default_is_reported_once_for_all_tasks() -> None:
     ("old", "new", "expected"),
     [
         ("global_batch_size: 16", "global_batch_size: 15", "train.yaml:12:22: global_batch_size 15 does not divide by micro_batch_size 2 | write 14 or 16"),
-        ("global_batch_size: 16", "global_batch_size: 2", "train.yaml:12:22: 1 micro-batches cannot feed 2 replicas | write global_batch_size: 4 or more, or use fewer nodes"),
         ("hidden_size: 64", "hidden_size: 66", "train.yaml:7:16: hidden_size 66 does not divide by num_attention_heads 4 | write 64 or 68, or set kv_channels"),
         ("num_layers: 4", "num_layers: 1", "train.yaml:15:33: 1 layers cannot fill 2 pipeline stages | write at most 1, or give the model more layers"),
-        ("nodes: 4", "nodes: 5", "train.yaml:3:10: nodes 5 x ranks_per_node 1 gives 5 ranks, which does not divide by 2 (tensor_model_parallel_size 1 x pipeline_model_parallel_size 2) | write nodes: 4 or 6; further nodes can be spares"),
+        ("lr: 1e-3", "lr: 1e-3\n  tensor_model_parallel_size: 2", "train.yaml:3:3: ranks_per_node 1 is below tensor_model_parallel_size 2: a tensor group stays inside one node | write ranks_per_node: 2, or a smaller tensor_model_parallel_size"),
+        ("micro_batch_size: 2", "micro_batch_size: 0", "train.yaml:11:21: train.micro_batch_size: must be at least 1, found 0"),
         ("nodes: 4", "nodes: 1", "train.yaml:3:10: nodes 1 x ranks_per_node 1 gives 1 ranks, one replica needs 2 (tensor_model_parallel_size 1 x pipeline_model_parallel_size 2) | write at least nodes: 2, or smaller parallel sizes"),
         ("seq_length: 64", "seq_length: 64\n  max_position_embeddings: 32", "train.yaml:10:28: max_position_embeddings 32 is below seq_length 64 | write at least 64, or leave it out"),
         ("seq_length: 64", "seq_length: 64\n  vocab_size: 200", "train.yaml:10:15: vocab_size 200 is below the byte tokenizer's 257 tokens | write 384, or leave it out"),
@@ -147,8 +197,7 @@ def test_an_unknown_key_comes_with_the_one_that_was_meant(old: str, new: str, ex
 
 def test_a_missing_section_and_a_missing_key_are_named() -> None:
     assert problems("name: x\nslurm: {nodes: 1}\nmodel: {}\ndata: {text: x}\n") == [
-        "train.yaml:1:1: train: is missing | add `train:` with `micro_batch_size`, `global_batch_size`, "
-        "`train_iters`, `lr`",
+        "train.yaml:1:1: train: is missing | add `train:` with `global_batch_size`, `train_iters`, `lr`",
         "train.yaml:3:8: model.num_layers is missing | add `num_layers:` under `model:`",
         "train.yaml:3:8: model.hidden_size is missing | add `hidden_size:` under `model:`",
         "train.yaml:3:8: model.num_attention_heads is missing | add `num_attention_heads:` under `model:`",

@@ -109,6 +109,30 @@ def test_several_tasks_share_the_nodes(file):
     assert len(plans[0]["nodes"]) > len(plans[1]["nodes"]) >= 1
 
 
+def test_several_tasks_start_with_the_depths_that_the_file_asks_for(file):
+    two = file.with_name("two.yaml")
+    two.write_text(TWO.replace("{name: light,", "{name: light, train: {pipeline_model_parallel_size: 3},"))
+    plans = as_json(two)["tasks"]
+    assert plans[1]["pipeline"] == 3
+    assert len(plans[1]["nodes"]) >= 3
+
+
+def test_a_depth_that_leaves_a_node_idle_gives_way_and_that_is_said(file):
+    plan = as_json(file, "--set", "slurm.nodes=3")
+    assert plan["idle_nodes"] == []
+    (note,) = plan["notes"]
+    assert "pipeline_model_parallel_size 2" in note
+    assert f"note: {note}" in run(file, "--set", "slurm.nodes=3").output
+    assert as_json(file)["notes"] == []
+
+
+def test_what_the_file_leaves_open_is_chosen(file):
+    plan = as_json(
+        file, "--set", "train.micro_batch_size=auto", "--set", "train.pipeline_model_parallel_size=auto"
+    )
+    check_whole(plan, micro_batches=16 // plan["micro_batch_size"])
+
+
 def test_a_slow_node_gets_less_to_do(file):
     plan = as_json(file, "--nodes", 3, "--slow", "c3=2", "--hardware", "v100-32gb")
     layers = {

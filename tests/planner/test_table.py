@@ -61,9 +61,9 @@ def test_a_long_curve_comes_within_three_percent_of_the_search():
 
 
 def test_idle_nodes_come_fastest_first_and_else_in_the_order_in_which_they_are_preferred():
-    now = situation(standing("only", ["a0"]), idle=["i10", "i9"])
+    now = situation(standing("only", ["a0"]), idle=["i9", "i10"])
     slow = {"i8": NodeSlots("i8", 1, 1.5)}
-    assert replace(now, nodes=slow | dict(now.nodes)).idle() == ("i10", "i9", "i8")
+    assert replace(now, nodes=slow | dict(now.nodes)).idle() == ("i9", "i10", "i8")
 
 
 def test_losing_a_node_of_the_heavy_task_takes_one_from_the_light_task():

@@ -60,7 +60,7 @@ class Numbers:
     """Micro-batches that follow from (iteration, index) alone."""
 
     def __init__(self, task: TaskSettings, masked: bool = False) -> None:
-        self._shape = (task.train.micro_batch_size, task.model.seq_length)
+        self._shape = (task.train.fixed_micro_batch_size, task.model.seq_length)
         self._vocab = task.model.vocab_size
         self._masked = masked
 
@@ -98,7 +98,7 @@ def layout(
         first_micro += share
     assert first_micro == total
     seats = tuple(Seat("here", slot) for slot in range(rank))
-    return Layout(task.model.num_layers, tensor, task.train.micro_batch_size, tuple(replicas), seats)
+    return Layout(task.model.num_layers, tensor, task.train.fixed_micro_batch_size, tuple(replicas), seats)
 
 
 def moves_for(

@@ -69,9 +69,9 @@ def command(
 ) -> None:
     """Show the layout that TRAIN.YAML would get on a number of nodes, and why others lost.
 
-    On `slurm.nodes` nodes that is the layout at the start, with the sizes that the file fixes. On any other
-    number it is what the job would go on with: tensor size and micro-batch size stay, depth is the planner's
-    choice. Nodes are called c1, c2, ... unless `slurm.nodelist` names them. Needs neither torch nor Slurm.
+    On `slurm.nodes` nodes that is the layout at the start. On any other number it is what the job would go
+    on with: tensor and micro-batch size as the file fixes them, depth as the planner chooses. Nodes are called
+    c1, c2, ... unless `slurm.nodelist` names them. Needs neither torch nor Slurm.
 
     \b
       unicron plan train.yaml --nodes 14

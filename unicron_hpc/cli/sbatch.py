@@ -89,10 +89,13 @@ def main(
     arguments = sort_out(words)
     settings = load(arguments.file, (*overrides, *arguments.overrides))
     rules = _rules(settings)
+    # Imported late, so that a mistake in the file is reported without the rest being loaded.
+    from unicron_hpc.cli.choosing import chosen
+
+    settings = chosen(settings)
     if cluster == "local" and not dry_run:
         sys.exit(_run_here(settings, arguments.file, rules, as_json=as_json, parsable=parsable))
 
-    # Imported late, so that a mistake in the file is reported without the rest being loaded.
     from unicron_hpc.slurm import script, submit
 
     text = read_text(Path(arguments.file))

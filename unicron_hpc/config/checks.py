@@ -61,7 +61,7 @@ def check_model(model: ModelSettings) -> Iterator[Finding]:
 def check_train(train: TrainSettings) -> Iterator[Finding]:
     """Batch sizes and the learning rate's course."""
     micro, batch = train.micro_batch_size, train.global_batch_size
-    if batch % micro:
+    if micro is not None and batch % micro:
         low = batch // micro * micro
         yield (
             ("train", "global_batch_size"),
@@ -124,13 +124,13 @@ def check_parallel(model: ModelSettings, train: TrainSettings) -> Iterator[Findi
     tensor, stages = train.tensor_model_parallel_size, train.pipeline_model_parallel_size
     for key in ("num_attention_heads", "num_query_groups", "ffn_hidden_size", "vocab_size"):
         size = int(getattr(model, key))
-        if size % tensor:
+        if tensor is not None and size % tensor:
             yield (
                 ("train", "tensor_model_parallel_size"),
                 f"{key} {size} does not divide by tensor_model_parallel_size {tensor}",
                 f"write a divisor of {size}",
             )
-    if model.num_layers < stages:
+    if stages is not None and model.num_layers < stages:
         yield (
             ("train", "pipeline_model_parallel_size"),
             f"{model.num_layers} layers cannot fill {stages} pipeline stages",
@@ -138,42 +138,27 @@ def check_parallel(model: ModelSettings, train: TrainSettings) -> Iterator[Findi
         )
 
 
-def check_ranks(slurm: SlurmSettings, train: TrainSettings, *, alone: bool) -> Iterator[Finding]:
-    """The active nodes must hold whole replicas, and each replica needs work.
-
-    With several tasks (`alone` false) the planner shares the nodes out; then one replica must fit at all.
-    """
-    ranks, each = slurm.nodes * slurm.ranks_per_node, train.ranks_per_replica
-    sizes = (
-        f"tensor_model_parallel_size {train.tensor_model_parallel_size} x "
-        f"pipeline_model_parallel_size {train.pipeline_model_parallel_size}"
-    )
+def check_ranks(slurm: SlurmSettings, train: TrainSettings) -> Iterator[Finding]:
+    """The active nodes must hold a replica of the sizes that are given; what they hold beside is planned."""
+    tensor, stages = train.tensor_model_parallel_size or 1, train.pipeline_model_parallel_size or 1
     have = f"nodes {slurm.nodes} x ranks_per_node {slurm.ranks_per_node}"
-    if ranks < each:
-        needed = -(-each // slurm.ranks_per_node)
+    if slurm.ranks_per_node < tensor:
         yield (
-            ("slurm", "nodes"),
-            f"{have} gives {ranks} ranks, one replica needs {each} ({sizes})",
-            f"write at least nodes: {needed}, or smaller parallel sizes",
+            ("slurm", "ranks_per_node"),
+            f"ranks_per_node {slurm.ranks_per_node} is below tensor_model_parallel_size {tensor}: "
+            "a tensor group stays inside one node",
+            f"write ranks_per_node: {tensor}, or a smaller tensor_model_parallel_size",
         )
         return
-    if not alone:
-        return
-    if ranks % each:
-        fitting = [n for n in range(1, slurm.nodes + each + 1) if n * slurm.ranks_per_node % each == 0]
-        near = sorted(fitting, key=lambda n: abs(n - slurm.nodes))[:2]
+    per_node = slurm.ranks_per_node // tensor
+    groups = slurm.nodes * per_node
+    sizes = f"tensor_model_parallel_size {tensor} x pipeline_model_parallel_size {stages}"
+    if groups < stages:
         yield (
             ("slurm", "nodes"),
-            f"{have} gives {ranks} ranks, which does not divide by {each} ({sizes})",
-            f"write nodes: {' or '.join(map(str, sorted(near)))}; further nodes can be spares",
-        )
-        return
-    replicas = ranks // each
-    if train.global_batch_size % train.micro_batch_size == 0 and train.micro_batches < replicas:
-        yield (
-            ("train", "global_batch_size"),
-            f"{train.micro_batches} micro-batches cannot feed {replicas} replicas",
-            f"write global_batch_size: {replicas * train.micro_batch_size} or more, or use fewer nodes",
+            f"{have} gives {slurm.nodes * slurm.ranks_per_node} ranks, one replica needs {tensor * stages} "
+            f"({sizes})",
+            f"write at least nodes: {-(-stages // per_node)}, or smaller parallel sizes",
         )
 
 
@@ -215,10 +200,21 @@ def check_tasks(tasks: tuple[TaskSettings, ...], slurm: SlurmSettings) -> Iterat
             )
         seen[task.name] = k
         folders.setdefault(str(task.checkpoint.dir), task.name)
-    needed = sum(task.min_nodes for task in tasks)
+    needs = {task.name: _least_nodes(task, slurm) for task in tasks}
+    needed = sum(needs.values())
     if needed > slurm.nodes:
+        each = ", ".join(f"{name} {count}" for name, count in needs.items())
+        deep = any(count > task.min_nodes for task, count in zip(tasks, needs.values(), strict=False))
+        why = "min_nodes, or one pipeline of the sizes given" if deep else "min_nodes"
         yield (
             ("slurm", "nodes"),
-            f"the tasks need {needed} nodes (their min_nodes together), {slurm.nodes} are active",
-            f"write nodes: {needed} or more, or lower min_nodes",
+            f"the tasks need {needed} nodes side by side ({each}: {why}), {slurm.nodes} are active",
+            f"write nodes: {needed} or more, or "
+            + ("smaller pipeline_model_parallel_size or min_nodes" if deep else "lower min_nodes"),
         )
+
+
+def _least_nodes(task: TaskSettings, slurm: SlurmSettings) -> int:
+    """Nodes that the task asks for at its start."""
+    per_node = slurm.ranks_per_node // (task.train.tensor_model_parallel_size or 1)
+    return max(task.min_nodes, -(-(task.train.pipeline_model_parallel_size or 1) // max(per_node, 1)))

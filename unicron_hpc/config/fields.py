@@ -184,6 +184,11 @@ def _number(value: Any) -> Any:
     return value
 
 
+def _auto(value: Any) -> Any:
+    """The word `auto` is as good as leaving the key out."""
+    return None if isinstance(value, str) and value.strip().lower() == "auto" else value
+
+
 def _lines(value: Any) -> Any:
     """Shell lines: a list of texts, or one block of text."""
     if isinstance(value, str):
@@ -224,6 +229,8 @@ ShellLines = Annotated[tuple[str, ...], BeforeValidator(_lines)]
 Count = Annotated[int, BeforeValidator(_number), Field(ge=1)]
 #: A whole number of at least 0.
 CountOrZero = Annotated[int, BeforeValidator(_number), Field(ge=0)]
+#: A whole number of at least 1, or None where the planner is to choose.
+Chosen = Annotated[Annotated[int, BeforeValidator(_number), Field(ge=1)] | None, BeforeValidator(_auto)]
 #: A number above 0.
 Positive = Annotated[float, BeforeValidator(_number), Field(gt=0)]
 #: A number of at least 0.

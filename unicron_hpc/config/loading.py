@@ -134,7 +134,7 @@ class _Assembly:
         raw = self.table.values.get("tasks")
         if raw is None:
             single = Table({"name": Scalar(head.name, self.table.place)}, self.table.place)
-            task = self._task(single, head, slurm, alone=True)
+            task = self._task(single, head, slurm)
             return None if task is None else (task,)
         if not isinstance(raw, Items) or not raw.items:
             self._complain(
@@ -144,15 +144,13 @@ class _Assembly:
         tasks: list[TaskSettings | None] = []
         for k, item in enumerate(raw.items):
             if isinstance(item, Table):
-                tasks.append(self._task(item, head, slurm, alone=len(raw.items) == 1))
+                tasks.append(self._task(item, head, slurm))
             else:
                 self._complain(item.place, f"tasks.{k}: expected a mapping", "write `- name: ...`")
                 tasks.append(None)
         return None if None in tasks else tuple(task for task in tasks if task is not None)
 
-    def _task(
-        self, own: Table, head: _Head, slurm: SlurmSettings | None, *, alone: bool
-    ) -> TaskSettings | None:
+    def _task(self, own: Table, head: _Head, slurm: SlurmSettings | None) -> TaskSettings | None:
         """One training: the task's own settings laid over the top level's, validated and checked."""
         whole = Table(dict(own.values), own.place, dict(own.keys))
         for key in _TASK_SECTIONS:
@@ -179,7 +177,7 @@ class _Assembly:
             self._report(whole, checks.check_parallel(model, train))
         if slurm and train:
             both = Table({**whole.values, "slurm": self.table.values["slurm"]}, whole.place)
-            self._report(both, checks.check_ranks(slurm, train, alone=alone))
+            self._report(both, checks.check_ranks(slurm, train))
         if model is None or train is None or source is None or checkpoint is None or naming is None:
             return None
         return TaskSettings(

@@ -129,6 +129,7 @@ _KINDS = {
     "DrainReason": "template",
     "ShellLines": "shell lines",
     "Count": "whole number, at least 1",
+    "Chosen": "whole number, at least 1, or `auto`",
     "CountOrZero": "whole number, at least 0",
     "Positive": "number above 0",
     "NotNegative": "number, at least 0",
@@ -159,6 +160,8 @@ def _default(model: type[BaseModel], name: str, info: FieldInfo) -> str:
         return "see right"
     if info.is_required():
         return "needed"
+    if inspect.get_annotations(model).get(name) == "Chosen":
+        return "`auto`"
     value: Any = info.default
     if value is None or value == ():
         return ""

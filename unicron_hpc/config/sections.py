@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from unicron_hpc.config.fields import (
+    Chosen,
     Count,
     CountOrZero,
     DrainReason,
@@ -17,6 +18,7 @@ from unicron_hpc.config.fields import (
     OutputPath,
     Positive,
 )
+from unicron_hpc.errors import ConfigError
 
 #: Tokens of the byte tokenizer: 256 bytes and the end of a document.
 BYTE_TOKENS = 257
@@ -98,8 +100,8 @@ class ModelSettings(Frozen):
 class TrainSettings(Frozen):
     """How it is trained, in Megatron-LM's words."""
 
-    micro_batch_size: Count
-    """Sequences in a micro-batch."""
+    micro_batch_size: Chosen = None
+    """Sequences in a micro-batch; `auto` lets the planner choose when the job is submitted, and it stays."""
     global_batch_size: Count
     """Sequences in an iteration, over all replicas; never changes, whatever nodes are lost."""
     train_iters: Count
@@ -126,22 +128,33 @@ class TrainSettings(Frozen):
     """Largest norm of the gradient over all weights; 0 for no clipping."""
     seed: CountOrZero = 1234
     """Seed of weights, sample order and dropout."""
-    tensor_model_parallel_size: Count = 1
-    """Ranks that share each layer."""
-    pipeline_model_parallel_size: Count = 1
-    """Stages of a pipeline at the start; later the planner's choice."""
+    tensor_model_parallel_size: Chosen = None
+    """Ranks that share each layer; `auto` lets the planner choose when the job is submitted, and it stays."""
+    pipeline_model_parallel_size: Chosen = None
+    """Stages of a pipeline at the start, if that gives all ranks a place; otherwise, and later on, the
+    planner's choice."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where ranks compute. `cuda` has not been run on GPUs yet."""
 
     @property
-    def micro_batches(self) -> int:
-        """Micro-batches of an iteration, over all replicas."""
-        return self.global_batch_size // self.micro_batch_size
+    def fixed_micro_batch_size(self) -> int:
+        """The micro-batch size, where it is known.
+
+        Raises
+        ------
+        ConfigError
+            When the planner has yet to choose it.
+        """
+        if self.micro_batch_size is None:
+            raise ConfigError(
+                "train.micro_batch_size has not been chosen", hint="submit the training with unicron-sbatch"
+            )
+        return self.micro_batch_size
 
     @property
-    def ranks_per_replica(self) -> int:
-        """Ranks of one data-parallel replica at the start."""
-        return self.tensor_model_parallel_size * self.pipeline_model_parallel_size
+    def micro_batches(self) -> int:
+        """Micro-batches of an iteration, over all replicas."""
+        return self.global_batch_size // self.fixed_micro_batch_size
 
 
 class DataSettings(Frozen):

@@ -68,13 +68,18 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         for (pipe, number), share in zip(self.kinds, self.shares, strict=True):
             yield from zip((pipe,) * number, share, strict=True)
 
-    def describe(self) -> str:
-        """In words: `tensor 1, micro-batch 2, 2 x 4 stages + 1 x 3 stages`."""
+    def pipelines(self) -> str:
+        """The replicas in words: `2 x 4 stages + 1 x 3 stages`."""
         number: dict[int, int] = {}
         for pipe, count in self.kinds:
             number[len(pipe.counts)] = number.get(len(pipe.counts), 0) + count
-        parts = [f"{n} x {p} stage{'s' if p > 1 else ''}" for p, n in sorted(number.items(), reverse=True)]
-        return f"tensor {self.tensor}, micro-batch {self.micro_batch_size}, " + " + ".join(parts)
+        return " + ".join(
+            f"{n} x {p} stage{'s' if p > 1 else ''}" for p, n in sorted(number.items(), reverse=True)
+        )
+
+    def describe(self) -> str:
+        """In words: `tensor 1, micro-batch 2, 2 x 4 stages + 1 x 3 stages`."""
+        return f"tensor {self.tensor}, micro-batch {self.micro_batch_size}, {self.pipelines()}"
 
 
 def seated(candidate: Candidate, places: Sequence[tuple[str, int]], num_layers: int) -> Layout:

@@ -30,7 +30,7 @@ def task_work(task: TaskSettings, slurm: SlurmSettings, *, machine: Hardware | N
         When a tensor group does not fit in a node.
     """
     model, train = task.model, task.train
-    if train.tensor_model_parallel_size > slurm.ranks_per_node:
+    if (train.tensor_model_parallel_size or 1) > slurm.ranks_per_node:
         raise PlanError(
             f"tensor_model_parallel_size {train.tensor_model_parallel_size} exceeds ranks_per_node"
             f" {slurm.ranks_per_node}: a tensor group stays inside one node",

@@ -25,9 +25,9 @@ def notes(work: TaskWork, nodes: Sequence[NodeSlots], layout: Layout) -> tuple[s
     if work.pipeline is not None and any(depth != work.pipeline for depth in depths):
         parts = [f"{depths.count(p)} x {p} stage{'s' if p > 1 else ''}" for p in sorted(set(depths))[::-1]]
         found.append(
-            f"task {work.name} starts with {' + '.join(parts)}:"
-            f" pipeline_model_parallel_size {work.pipeline} would leave ranks of its {len(nodes)} nodes idle"
-            " or wait for slow ones, and is slower"
+            f"task {work.name} starts with {' + '.join(parts)}: with pipeline_model_parallel_size"
+            f" {work.pipeline} some of its {sum(node.slots for node in nodes)} ranks would be idle"
+            " or wait for slow nodes, and it would be slower"
         )
     idle = [node.name for node in nodes if node.name not in {seat.node for seat in layout.seats}]
     if idle:

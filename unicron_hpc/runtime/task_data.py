@@ -53,7 +53,7 @@ def open_task_data(task: TaskSettings, run_folder: Path) -> MicroBatches:
         raise UnicronError(f"the data of task {task.name} is not ready: {error}", where=str(path)) from error
     return open_micro_batches(
         index,
-        micro_batch_size=task.train.micro_batch_size,
+        micro_batch_size=task.train.fixed_micro_batch_size,
         global_batch_size=task.train.global_batch_size,
     )
 

@@ -139,6 +139,7 @@ class Checkpoints:
             layout_summary={
                 "world_size": layout.world_size,
                 "tensor": layout.tensor,
+                "micro_batch_size": layout.micro_batch_size,
                 "replicas": [[s.num_layers for s in replica.stages] for replica in layout.replicas],
             },
             common=common_of(self._task, part.iteration),

@@ -131,7 +131,8 @@ class JobPlan:
         gone = {node.name: node for held in self.nodes.values() for node in held if node.name in lost}
         here = {node.name: node for node in _in_steps(alive)}
         left = {
-            name: tuple(here.get(n.name, n) for n in held if n.name not in gone) for name, held in self.nodes.items()
+            name: tuple(here.get(n.name, n) for n in held if n.name not in gone)
+            for name, held in self.nodes.items()
         }
         taken = {node.name for held in left.values() for node in held}
         spares = sorted((n for n in here.values() if n.name not in taken), key=lambda node: node.slowdown)
