@@ -79,6 +79,7 @@ def test_memory_that_nobody_limits_is_not_taken_for_ever(injections: Injections)
         ("OutOfMemoryError: CUDA out of memory", "OutOfMemoryError", "CUDA out of memory"),
         ("NVLinkError: link 3", "NVLinkError", "link 3"),
         ("SystemExit: 3", "SystemExit", "3"),  # no Exception: it must not end the rank unseen
+        ("UnicodeDecodeError: bad byte", "UnicodeDecodeError", "bad byte"),
         ("just words", "RuntimeError", "just words"),
         ("two words: more", "RuntimeError", "two words: more"),
     ],

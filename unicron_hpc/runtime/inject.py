@@ -6,6 +6,7 @@ One order at a time, used once. Without one, each place costs a look at an attri
 from __future__ import annotations
 
 import builtins
+import contextlib
 import ctypes
 import itertools
 import logging
@@ -95,7 +96,8 @@ def exception_of(text: str) -> Exception:
     if not colon or not name.strip().isidentifier():
         return RuntimeError(text)
     if isinstance(known, type) and issubclass(known, Exception):
-        return known(words.strip())
+        with contextlib.suppress(TypeError):  # some want more than words
+            return known(words.strip())
     made: Exception = type(name.strip(), (RuntimeError,), {})(words.strip())
     return made
 
