@@ -70,8 +70,8 @@ def command(
     """Show the layout that TRAIN.YAML would get on a number of nodes, and why others lost.
 
     On `slurm.nodes` nodes that is the layout at the start. On any other number it is what the job would go
-    on with: tensor and micro-batch size as the file fixes them, depth as the planner chooses. Nodes are called
-    c1, c2, ... unless `slurm.nodelist` names them. Needs neither torch nor Slurm.
+    on with: tensor and micro-batch size as the file fixes them, depth as the planner chooses. Nodes are
+    called c1, c2, ... unless `slurm.nodelist` names them. Needs neither torch nor Slurm.
 
     \b
       unicron plan train.yaml --nodes 14
