@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from unicron_hpc.config import Settings
-from unicron_hpc.detect.handling import Case, Decision, Spent, decide, exhausted
+from unicron_hpc.detect.handling import Decision, Spent, exhausted
 from unicron_hpc.detect.severity import Blame, Finding, Method, Severity
 from unicron_hpc.errors import PlanError
 from unicron_hpc.planner.from_settings import task_work
@@ -32,6 +32,7 @@ from unicron_hpc.supervisor.messages import (
     StopRank,
     TellRank,
 )
+from unicron_hpc.supervisor.node_faults import NodeFaults
 from unicron_hpc.supervisor.node_history import NodeHistory
 from unicron_hpc.supervisor.planning import Planning
 from unicron_hpc.supervisor.quorum import EXIT_MINORITY, Quorum, Right
@@ -42,6 +43,9 @@ from unicron_hpc.supervisor.watch_messages import DumpStacks, StacksDumped
 from unicron_hpc.supervisor.witness import failure_domains
 
 log = logging.getLogger(__name__)
+
+#: Longest time that a coordinator whose own node is bad stays to have that dealt with, in seconds.
+LEAVE_OFFICE = 20.0
 
 
 class Board:
@@ -90,6 +94,8 @@ class Board:
         self._reading: asyncio.Task[None] | None = None
         drains = Drains(allocation, self.journal, settings.recovery, run_folder)
         self._drains = drains
+        self._faults = NodeFaults(settings.recovery, self.journal, drains)
+        self._leaving: asyncio.Task[None] | None = None
         self._ending = Ending(
             run_folder=run_folder,
             allocation=allocation,
@@ -153,8 +159,9 @@ class Board:
     def close(self) -> None:
         """Decide nothing any more; files are closed."""
         self.over = True
-        if self._reading:
-            self._reading.cancel()
+        for waiting in (self._reading, self._leaving):
+            if waiting:
+                waiting.cancel()
         for task in self.tasks.values():
             task.close()
         self._drains.close()
@@ -197,7 +204,6 @@ class Board:
         known
             What was decided about nodes already, by the task whose rank told of it.
         """
-        known = known or {}
         out = self._losses.take_out(lost, self.epoch)
         left = len(self.members.alive())
         if left < self._recovery.min_nodes:
@@ -208,27 +214,12 @@ class Board:
         if self.training and not self.over:
             self._or_fail(lambda: self._planning.after_loss(lost, self.epoch))
             self.changed()
-        for node in out:
-            decision = known.get(node)
-            if decision is None:
-                decision = decide(Case(lost[node].finding, lost_together=len(out)), self._recovery)
-                self._tell_action(node, lost[node], decision)
-            self._drains.taken_out(node, lost[node], decision, self.epoch)
+        incidents = {node: self._incident_of(lost[node]) for node in out}
+        self._faults.out(out, lost, known or {}, incidents, self.epoch)
 
-    def _tell_action(self, node: str, evidence: Evidence, decision: Decision) -> None:
-        numbers = [task.incident_of(evidence) for task in self.tasks.values()]
-        self.journal.write(
-            "action_chosen",
-            self.epoch,
-            incident=next((number for number in numbers if number is not None), None),
-            node=node,
-            rank=None,
-            error=evidence.finding.error,
-            action=decision.action.value,
-            severity=decision.severity.name,
-            rule=decision.rule,
-            reason=decision.reason,
-        )
+    def _incident_of(self, evidence: Evidence) -> int | None:
+        numbers = (task.incident_of(evidence) for task in self.tasks.values())
+        return next((number for number in numbers if number is not None), None)
 
     def _or_fail(self, decide: Callable[[], None]) -> None:
         """Make a decision; where none is possible, the run ends with the reason."""
@@ -258,9 +249,8 @@ class Board:
 
     def _slow_out(self, evidence: Evidence) -> None:
         """A task is better off without a node."""
-        decision = decide(Case(evidence.finding), self._recovery)
-        if self.may_decide and self.node_is_bad(evidence, decision):
-            self._tell_action(evidence.node, evidence, decision)
+        if self.may_decide:
+            self.node_is_bad(evidence, self._faults.decide(evidence))
 
     def desert(self, reason: str) -> None:
         """This side may not decide any more: end without a word in the run folder."""
@@ -302,9 +292,24 @@ class Board:
         member = self.members.get(node)
         if member is None or member.role is Role.LOST:
             return False
-        self._post(node, Finish(3, f"{node} was taken out: {evidence.brief} ({decision.rule})"))
+        leave = Finish(3, f"{node} was taken out: {evidence.brief} ({decision.rule})")
+        if node == self.node:
+            for task in self.tasks.values():
+                task.stop_ranks_on(node)
+            self._leaving = asyncio.create_task(self._leave_office(leave), name="leaving")
+        else:
+            self._post(node, leave)
         self.lose({node: evidence}, {node: decision})
+        if self.may_decide:
+            # It is in contact and told to leave: it took part in this decision, unlike a silent one.
+            self._quorum.commit(node.name for node in self.members.alive())
         return True
+
+    async def _leave_office(self, leave: Finish) -> None:
+        """Our own node is bad: the successor would not know why, so what is known is done first."""
+        await self._drains.settled(self.node, LEAVE_OFFICE)
+        if not self.over:
+            self._post(self.node, leave)
 
     def node_was_bad(self, node: str, evidence: Evidence) -> None:
         """Training goes on without a node that was out on trial: it was the node."""
@@ -314,24 +319,14 @@ class Board:
         """An agent has found something out about its node."""
         evidence = Evidence(noticed.finding, noticed.method, node, None, noticed.detail, noticed.time)
         if noticed.finding.severity is Severity.SEV1:
-            decision = decide(Case(noticed.finding), self._recovery)
-            if self.node_is_bad(evidence, decision):
-                self._tell_action(node, evidence, decision)
+            self.node_is_bad(evidence, self._faults.decide(evidence))
         elif noticed.finding.severity is Severity.INFO or not any(
             task.on_node_noticed(node, noticed) for task in self.tasks.values()
         ):
             self.warn(evidence)
 
     def warn(self, evidence: Evidence) -> None:
-        """Nothing has failed, or nothing that anybody here has to mend: a line in the journal."""
-        self.journal.write(
-            "node_warning",
-            self.epoch,
-            node=evidence.node,
-            rank=evidence.rank,
-            error=evidence.finding.error,
-            evidence=evidence.detail[-2000:],
-        )
+        self._faults.warn(evidence, self.epoch)
 
     def on_stacks(self, node: str, dumped: StacksDumped) -> None:
         """The stacks of a task's ranks on a node, from before anything was done to them."""

@@ -150,7 +150,7 @@ class Coordinator:
             log.warning("message of %s, which is no node of this job", sender)
             return
         if node.role is Role.LOST:
-            if isinstance(body, Join | Heartbeat):
+            if isinstance(body, Join | Heartbeat) and sender != self._node:  # ours leaves when it can
                 self._dismiss(node, body)
             return
         node.heard = time.monotonic()

@@ -6,6 +6,7 @@ All of it happens beside recovery and never in its way.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from pathlib import Path
@@ -47,6 +48,7 @@ class Drains:
         self._run_folder = run_folder
         self._running: set[asyncio.Task[None]] = set()
         self._silent: dict[str, float] = {}
+        self._pending: dict[str, asyncio.Event] = {}
 
     def taken_out(self, node: str, evidence: Evidence, decision: Decision, epoch: int) -> None:
         """A node is out of the plan: have done in the background what goes with the decision."""
@@ -54,16 +56,28 @@ class Drains:
             self._silent[node] = time.monotonic()
         if decision.action is Action.NODE_OUT:
             self.drain(node, evidence, epoch)
+        elif decision.action is Action.NODE_ON_TRIAL:
+            self._pending[node] = asyncio.Event()
         elif decision.action is Action.NODE_AWAY:
             self._withheld(node, decision.reason, epoch)
 
     def drain(self, node: str, evidence: Evidence, epoch: int) -> None:
         """Have a node drained that is to blame."""
+        pending = self._pending.setdefault(node, asyncio.Event())
         if not self._allocation.on_slurm:
+            pending.set()
             return
         task = asyncio.create_task(self._drain(node, evidence, epoch))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        task.add_done_callback(lambda _: pending.set())
+
+    async def settled(self, node: str, seconds: float) -> None:
+        """Wait until what is to be done about a node is done, its trial included."""
+        pending = self._pending.get(node)
+        if pending is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(pending.wait(), seconds)
 
     async def wait(self, seconds: float) -> None:
         """Give requests under way a last chance."""

@@ -120,7 +120,7 @@ class Faults:
         self, evidence: Evidence, address: RankAddress, process: RankProcessState | None
     ) -> None:
         """Do what the rules ask for; `process` is None where it has ended."""
-        if evidence.finding.severity is Severity.INFO:
+        if evidence.finding.severity is Severity.INFO and process is not None:
             self._hub.warn(evidence)
             return
         state = self._state
@@ -138,6 +138,9 @@ class Faults:
     def _act(self, incident: Incident, evidence: Evidence, decision: Decision) -> None:
         if decision.action is Action.STOP:
             self._conclude_soon(incident, evidence)
+        elif evidence.finding.collateral and self._concluding is not None:
+            if self._all_have_spoken(incident):
+                self._conclude_soon(incident, evidence)
         elif decision.action not in _NODE_GOES or not self._hub.node_is_bad(evidence, decision):
             self._go_on()
 

@@ -93,6 +93,11 @@ class Incident:
         self.opened = min(self.opened, evidence.seen - evidence.delay)
         return True
 
+    def had(self, evidence: Evidence) -> bool:
+        """Whether news of a whole node that come after its end are of something that happened before, there."""
+        before = self.closed is not None and evidence.time <= self.closed
+        return before and evidence.rank is None and any(e.node == evidence.node for e in self.evidence)
+
     def cause(self) -> Evidence | None:
         """The likeliest cause: direct evidence before collateral, the program's own fault before all, the
         most severe next, then the earliest."""

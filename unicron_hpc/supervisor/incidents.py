@@ -47,6 +47,9 @@ class Incidents:
     def add(self, evidence: Evidence) -> Incident:
         """Add to the open incident, or open one."""
         state = self._state
+        recent = self.recent
+        if state.incident is None and recent is not None and recent.had(evidence):
+            self.reopen(recent)
         if state.incident is None:
             state.incident = Incident(self._hub.next_incident(), self._hub.commits.last(state.name))
         self._take(state.incident, evidence)
@@ -159,6 +162,7 @@ class Incidents:
             return
         now = time.time()
         incident.closed, self._last = now, incident
+        self.judge(incident)
         cause, failed = incident.cause(), incident.failed_nodes()
         failed_node = next(iter(failed)) if len(failed) == 1 else ""
         if failed_node:

@@ -303,6 +303,11 @@ class TaskControl:
         seated = state.layout is not None and any(seat.node == node for seat in state.layout.seats)
         return not state.finished and (bool(there) or seated)
 
+    def stop_ranks_on(self, node: str) -> None:
+        """End the processes of a node that is about to be out, while its agent stays a little."""
+        for process in self._state.seats.on_node(node):
+            self._hub.stop_rank(process.address)
+
     def incident_of(self, evidence: Evidence) -> int | None:
         """The number of the open incident, if this is part of its evidence."""
         incident = self._state.incident

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from unicron_hpc.detect.attribution import judge
 from unicron_hpc.detect.exceptions import UNKNOWN_EXCEPTION
+from unicron_hpc.detect.exits import HOST_MEMORY
 from unicron_hpc.detect.reports import Report, Sign, Structure, Verdict
 from unicron_hpc.detect.severity import LOST_CONNECTION, NOT_ANSWERING, TASK_HANG, Method
 from unicron_hpc.planner.layout import Layout
@@ -14,6 +15,8 @@ from unicron_hpc.supervisor.incident import Evidence, Incident
 
 #: Errors that say that something failed, and not what.
 _VAGUE = ("exited", UNKNOWN_EXCEPTION.error, TASK_HANG.error, "transition timed out")
+#: What a process ended by that the kernel killed for want of memory.
+KILLED = "killed (SIGKILL)"
 #: Errors of a process that a signal ended.
 _DEATHS = ("killed", "crashed")
 #: Longest list of evidence in the journal.
@@ -48,7 +51,8 @@ class Verdicts:
                 nodes[evidence.rank] = evidence.node
         # Without the groups: everybody has answered the order to cut or is known not to have, so that
         # nobody is accused for having nothing to complain of.
-        verdict = judge([report_of(e) for e in incident.evidence], Structure(nodes=nodes))
+        killed = {e.node for e in incident.evidence if e.finding.error == KILLED}
+        verdict = judge([report_of(e, killed) for e in incident.evidence], Structure(nodes=nodes))
         guilty = guilty_nodes(verdict, nodes)
         error = "" if verdict.finding is None else verdict.finding.error
         core = (verdict.suspects, guilty, error)
@@ -79,12 +83,13 @@ def guilty_nodes(verdict: Verdict, nodes: Mapping[int, str]) -> tuple[str, ...]:
     return tuple(sorted({name for name in named if name}))
 
 
-def report_of(evidence: Evidence) -> Report:
-    """A piece of evidence as the court wants it."""
+def report_of(evidence: Evidence, killed: Collection[str] = ()) -> Report:
+    """A piece of evidence as the court wants it; `killed` are the nodes on which a process got SIGKILL."""
     finding = evidence.finding
+    explains = finding == HOST_MEMORY and evidence.node in killed
     return Report(
         evidence.time,
-        _sign(evidence),
+        Sign.MEMORY_KILL if explains else _sign(evidence),
         evidence.rank,
         evidence.node,
         finding,
