@@ -18,8 +18,8 @@ from unicron_hpc.supervisor.drill_notes import Note
 
 T = TypeVar("T")
 
-#: Time between two looks at the run folder, in seconds.
-_LOOK = 0.1
+#: Time between two looks at the run folder, in seconds. Records carry their own times.
+_LOOK = 0.25
 #: What is blamed or drained late still counts: so long is waited after the recovery, in seconds.
 _SETTLE = 1.0
 #: Iterations that must be committed after a disturbance is over for training to have gone on.
