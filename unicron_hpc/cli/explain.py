@@ -90,7 +90,7 @@ def command(files: tuple[str, ...], as_json: bool, rules_file: Path | None, sequ
     story = tell(findings)
     if as_json:
         click.echo(json.dumps([finding_as_data(story, k) for k in range(len(story.findings))], indent=1))
-    else:
+    elif findings or failed is None:
         click.echo(show_story(story, len(files)))
     if failed is not None:
         raise SystemExit(failed.exit_code)

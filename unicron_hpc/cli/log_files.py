@@ -45,6 +45,8 @@ def open_log(name: str) -> Iterator[BinaryIO]:
                     yield cast(BinaryIO, unpacked)
     except IsADirectoryError as error:
         raise LogError("is a folder", where=name, hint=f"name its files, e.g. {name}/*.log") from error
+    except FileNotFoundError as error:
+        raise LogError("no such file", where=name, hint="check the path") from error
     except (OSError, EOFError, zlib.error, lzma.LZMAError, io.UnsupportedOperation) as error:
         raise LogError(
             f"cannot be read: {getattr(error, 'strerror', None) or error}",

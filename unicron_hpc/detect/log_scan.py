@@ -14,7 +14,7 @@ from unicron_hpc.detect.kernel_log import KernelLog, numbers_in
 from unicron_hpc.detect.log_places import Place, exit_code_in, host_in, peer_in, sequence_in, tasks_in
 from unicron_hpc.detect.prefixes import Line, take_apart, without_colours
 from unicron_hpc.detect.rule import Rule
-from unicron_hpc.detect.table import Table, table_in_use
+from unicron_hpc.detect.table import EXCEPTION_NAME, Table, table_in_use
 from unicron_hpc.detect.torchrun_report import TorchrunReport
 from unicron_hpc.detect.tracebacks import Raised, Traceback
 
@@ -26,11 +26,9 @@ _LONGEST = 2000
 _BACK = 200
 
 #: An exception's line outside a traceback, as the last lines of a log often are.
-_EXCEPTION = re.compile(
-    r"(?:[a-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Fault|Interrupt|Cut|Lost|Mismatch)\b(?::|$)"
-)
+_EXCEPTION = re.compile(rf"(?:[a-z_][\w.]*\.)?{EXCEPTION_NAME.pattern}(?::|$)", re.ASCII)
 #: NCCL tells of normal ends in the words of errors; frames of a C++ stack name functions, not errors.
-_CHATTER = re.compile(r" NCCL (?:INFO|TRACE) |^\s*frame #\d+: ")
+_CHATTER = re.compile(r"(?:^| )NCCL (?:INFO|TRACE) |^\s*frame #\d+: ")
 
 #: The row whose line begins a report of several.
 _TORCHRUN = "torchrun-root-cause"
@@ -118,6 +116,7 @@ class LogScan:
     _kernel: KernelLog = field(init=False)
     _recent: deque[bytes] = field(default_factory=lambda: deque(maxlen=_BACK))
     _report: TorchrunReport | None = None
+    _stamp: float | None = None
 
     def __post_init__(self) -> None:
         self._kernel = KernelLog(self.table)
@@ -227,10 +226,11 @@ class LogScan:
 
     def _time(self, line: Line) -> float | None:
         """The line's time, or that of the nearest line before it which has one."""
-        if line.time is not None:
-            return line.time
-        for raw in reversed(self._recent):
-            time = take_apart(raw[:200].decode("utf-8", "replace"), self.year).time
-            if time is not None:
-                return time
-        return None
+        time = line.time
+        while time is None and self._recent:
+            time = take_apart(self._recent.pop()[:200].decode("utf-8", "replace"), self.year).time
+        # These lines were looked at; the next finding needs those after them only.
+        self._recent.clear()
+        if time is not None:
+            self._stamp = time
+        return self._stamp

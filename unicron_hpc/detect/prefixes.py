@@ -50,7 +50,7 @@ _RANK_INSIDE = re.compile(r"\[(?:PG [^\]]{1,80}?)?Rank (?P<rank>\d+)\]|\bon rank
 _NCCL = re.compile(r"(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[\d+\] ", _FLAGS)
 _PDSH_HOST = re.compile(r"(?P<host>[\w.-]+): (?=\[ *\d+\.\d|NVRM|kernel: )", _FLAGS)
 _LEVELS = "(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)"
-_LEVEL = re.compile(rf"[-|]? ?(?:\[{_LEVELS}\]:? ?|{_LEVELS}(?:: ?(?:[\w.]{{1,60}}:)?| [-|]) ?)", re.ASCII)
+_LEVEL = re.compile(rf"[-|]? ?(?:\[{_LEVELS}\]:? ?|{_LEVELS}(?::(?:[\w.]{{1,60}}:(?! ))?| [-|]) ?)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ rules come first. The order is the order of judgement: the first row that fits d
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Iterator
 from importlib import resources
 
@@ -20,6 +21,10 @@ FAMILIES = ("xid", "gpu", "slurm", "host", "network", "program")
 
 #: Longest text that is looked at, in characters.
 LONGEST = 8192
+#: How the class of an exception is called.
+EXCEPTION_NAME = re.compile(r"[A-Z]\w*(?:Error|Exception|Fault|Interrupt|Cut|Lost|Mismatch)\b", re.ASCII)
+#: A `^` that stands for the beginning, in no class and not escaped.
+_ANCHOR = re.compile(r"(?<![\[\\])\^")
 #: Shapes of lines that are remembered.
 _SHAPES = 50_000
 
@@ -46,6 +51,7 @@ class Table:
                 self._words.setdefault(word.encode(), []).append(k)
             if not words:
                 self._always.append(k)
+        self._anchored = {k for k, row in enumerate(self.rows) if _ANCHOR.search(row.pattern)}
         self._known: dict[bytes, tuple[int, ...]] = {}
 
     def with_rules(self, rules: Iterable[Rule]) -> Table:
@@ -56,7 +62,19 @@ class Table:
 
     def may_fit(self, raw: bytes) -> bool:
         """Whether a line is worth a closer look; quick, and never wrong when it says no."""
-        return bool(self._candidates(raw))
+        candidates = self._candidates(raw)
+        if not candidates:
+            return False
+        if b"\x1b" in raw:
+            return True  # colours may stand between the letters of a word
+        text = raw.decode("utf-8", "replace")
+        raised = EXCEPTION_NAME.search(text) is not None
+        # What stands before the message does no harm, except where a row wants to begin with the line.
+        return any(
+            (raised or self.rows[k].scope is Scope.ANY)
+            and (k in self._anchored or self.rows[k].fits(text))
+            for k in candidates
+        )
 
     def find(self, text: str, *, exception: bool = False) -> Rule | None:
         """The first row that fits.

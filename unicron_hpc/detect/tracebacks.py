@@ -19,6 +19,7 @@ _MORE = re.compile(
 _FRAME = re.compile(r"\s*(?:frame )?#\d+")
 #: A group's lines are drawn with a frame around them.
 _DRAWN = re.compile(r"^\s+\| ?")
+_FRAME_OF_GROUP = re.compile(r"\s*\+[-+]+")
 #: Lines of others between the lines of one traceback, and lines of one exception's text.
 _PATIENCE = 400
 _LONGEST_TEXT = 24
@@ -116,7 +117,7 @@ class Traceback:
         if not stripped:
             return True, []
         if self._text and (_MORE.match(text) or self._text[-1].endswith("Last error:")):
-            if len(self._text) < _LONGEST_TEXT and not _FRAME.match(text):
+            if len(self._text) < _LONGEST_TEXT and not (_FRAME.match(text) or _FRAME_OF_GROUP.match(text)):
                 self._text.append(text)
             return True, []
         return False, self.finish()
@@ -129,4 +130,4 @@ class Traceback:
         if self._text:
             self._chain.append(Raised("\n".join(self._text), self._number, self._line, self._handled))
             del self._chain[_LONGEST_CHAIN:]
-        self._text, self._handled = [], False
+            self._text, self._handled = [], False
