@@ -117,6 +117,7 @@ class HangWatch:
         self._last: Sample | None = None
         self._still = 0.0
         self._waits = False  # its stack has shown that it waits for a peer, whatever the mark says
+        self._compiles = False
         self._asked = False
         self._answer_within = ANSWER
         self._next_question = 0.0
@@ -179,7 +180,7 @@ class HangWatch:
         last, self._last = self._last, sample
         if last is None or sample.count != last.count:
             self._still = min(max(sample.time - sample.since, 0.0), LONGEST_STEP)
-            self._waits, self._asked, self._next_question = False, False, 0.0
+            self._waits, self._compiles, self._asked, self._next_question = False, False, False, 0.0
             return None
         step = _counted(last, sample)
         self._still += step
@@ -198,6 +199,11 @@ class HangWatch:
     def waits_for_a_peer(self) -> None:
         """Its stack has shown that it waits for another rank in the midst of its own work: it is a victim."""
         self._waits = True
+        self._accused = 0
+
+    def compiles(self) -> None:
+        """Its stack has shown that it compiles something: until it moves, that may take any time."""
+        self._compiles = True
         self._accused = 0
 
     def question(self) -> int | None:
@@ -230,14 +236,15 @@ class HangWatch:
         stuck
             How the rank looks.
         """
-        if phase is WorkPhase.CHECKPOINT and stuck is not Stuck.STOPPED:
-            return None  # as long as the disk takes
+        if stuck is not Stuck.STOPPED and (self._compiles or phase is WorkPhase.CHECKPOINT):
+            return None  # as long as the compiler or the disk takes
         usual = max(self.usual, (self._phases[phase].usual() or 0.0) if phase in self._phases else 0.0)
         if len(self._iteration) < ENOUGH:
             known = max(self._floor, 2 * self._factor * usual)
             return known if self._before > 0 else max(known, PATIENCE * self._floor)
         limit = self._factor * usual + SLACK
-        if stuck is Stuck.BLOCKED or (phase is WorkPhase.DATA and stuck is Stuck.SLEEPING):
+        if stuck is Stuck.BLOCKED or (phase is WorkPhase.DATA and stuck is not Stuck.STOPPED):
+            # A slow disk, or a new part of the data that is opened and indexed.
             return max(limit, PATIENCE * self._floor)
         return limit
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-fA-F]{1,16})\b")
@@ -16,6 +17,8 @@ _WAITING_FILES = (
     "runtime/migration.py",
     "tensor_parallel/mappings.py",
 )
+#: Folders of compilers that may run in the midst of a forward or backward pass.
+_COMPILERS = ("/torch/_dynamo/", "/torch/_inductor/", "/triton/")
 #: What a line waits for a collective with: a handle, or the collective itself.
 _WAITING_LINE = re.compile(r"\.wait\(|\b(all_reduce|all_gather\w*|reduce_scatter\w*|all_to_all\w*|barrier)\(")
 
@@ -29,25 +32,31 @@ class Frame:
     function: str
 
 
-def innermost(text: str, ident: int) -> Frame | None:
-    """Where a thread is, by the last dump in `text`; None if the dump does not say.
+def stack(text: str, ident: int) -> tuple[Frame, ...]:
+    """Where a thread is, by the last dump in `text`, the innermost call first; empty if it does not say.
 
     Parameters
     ----------
     ident
         Python's id of the thread (`threading.get_ident`).
     """
-    found = None
+    found: list[Frame] = []
     here = False
     for line in text.splitlines():
         thread = _THREAD.match(line)
+        frame = _FRAME.match(line)
         if thread:
             here = int(thread[1], 16) == ident
-        elif here:
-            frame = _FRAME.match(line)
-            found = Frame(frame[1], int(frame[2]), frame[3]) if frame else found
-            here = False  # only the first line of the stack: most recent call first
-    return found
+            if here:
+                found.clear()
+        elif here and frame:
+            found.append(Frame(frame[1], int(frame[2]), frame[3]))
+    return tuple(found)
+
+
+def compiles(frames: Sequence[Frame]) -> bool:
+    """Whether a thread is compiling part of the model, which takes as long as it takes."""
+    return any(part in frame.file for frame in frames for part in _COMPILERS)
 
 
 def waits_for_peer(frame: Frame, source: str) -> bool:

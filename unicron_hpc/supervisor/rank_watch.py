@@ -213,10 +213,15 @@ class RankWatch:
             self._accuse(rank, mark, suspicion, "", seen)
             await self._stacks(rank)
             return
-        taken = await self._stacks(rank)
+        await self._stacks(rank)
         where = ""
-        frame = dumped_stacks.innermost(taken.stacks, mark.ident)
-        if frame is not None:
+        frames = dumped_stacks.stack(rank.page.dump(), mark.ident)
+        if dumped_stacks.compiles(frames):
+            log.info("%s compiles in the midst of %s", _name(rank), mark.phase.title)
+            rank.watch.compiles()
+            return
+        if frames:
+            frame = frames[0]
             source = await _source(frame)
             where = f"; at {frame.file}:{frame.line} in {frame.function}"
             if dumped_stacks.waits_for_peer(frame, source):
