@@ -109,8 +109,11 @@ class Faults:
         """Something is wrong with the whole task, or a node of it is out: go on with what is left."""
         if self._state.finished:
             return
+        before = self._state.incident
+        # Of a node that is out it has been decided: here, if it was for a rank of this task, or by the hub.
+        decided = before is not None and evidence in before.evidence
         incident = self._incidents.add(evidence)
-        if evidence.finding.severity is not Severity.SEV1:  # of a node that is out it has been decided
+        if not decided and evidence.finding.severity is not Severity.SEV1:
             self._incidents.decide(incident, evidence, 0)
         self._go_on()
 

@@ -94,7 +94,7 @@ class Incident:
         return True
 
     def had(self, evidence: Evidence) -> bool:
-        """Whether news of a whole node that come after its end are of something that happened before, there."""
+        """Whether news of a whole node that come after its end are of what happened there before."""
         before = self.closed is not None and evidence.time <= self.closed
         return before and evidence.rank is None and any(e.node == evidence.node for e in self.evidence)
 
