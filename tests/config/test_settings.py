@@ -113,13 +113,14 @@ def test_nodes_beyond_whole_pipelines_with_work_are_the_planners_to_use() -> Non
 
 
 def test_a_tensor_group_counts_as_one_place_inside_a_node() -> None:
-    text = changed("lr: 1e-3", "lr: 1e-3\n  tensor_model_parallel_size: 2")
-    assert problems(text.replace("nodes: 4", "nodes: 1\n  ranks_per_node: 3")) == [
-        "train.yaml:3:10: nodes 1 x ranks_per_node 3 gives 3 ranks, one replica needs 4 "
-        "(tensor_model_parallel_size 2 x pipeline_model_parallel_size 2) | write at least nodes: 2, "
-        "or smaller parallel sizes"
+    text = changed("pipeline_model_parallel_size: 2", "pipeline_model_parallel_size: 4")
+    text = text.replace("lr: 1e-3", "lr: 1e-3\n  tensor_model_parallel_size: 2")
+    assert problems(text.replace("nodes: 4", "nodes: 3\n  ranks_per_node: 3")) == [
+        "train.yaml:3:10: nodes 3 x ranks_per_node 3 gives 9 ranks, of which tensor groups of 2 inside a node "
+        "make 3, one replica needs 4 (pipeline_model_parallel_size 4) | write at least nodes: 4, or smaller "
+        "parallel sizes"
     ]
-    assert problems(text.replace("nodes: 4", "nodes: 2\n  ranks_per_node: 3")) == []
+    assert problems(text.replace("nodes: 4", "nodes: 4\n  ranks_per_node: 3")) == []
 
 
 def test_pipelines_that_do_not_fit_side_by_side_are_refused_with_what_would() -> None:

@@ -374,11 +374,13 @@ def begun(works: tuple[TaskWork, ...], active: int) -> Job:
 
 
 @fewer
-@given(jobs(), st.integers(2, 5), st.data())
+@given(jobs(), st.integers(2, 5), st.sampled_from([1.0, 1.5, 4.0]), st.data())
 def test_a_plan_from_the_table_is_the_plan_that_would_be_computed(
-    works: tuple[TaskWork, ...], active: int, data: st.DataObject
+    works: tuple[TaskWork, ...], active: int, slow: float, data: st.DataObject
 ) -> None:
     ahead, at_once = begun(works, active), begun(works, active)
+    for job in (ahead, at_once):
+        job.alive[0] = replace(job.alive[0], slowdown=slow)
     assert ahead.prepare()
     events = [("lose", node.name) for node in ahead.alive]
     events += [("finish", work.name) for work in works if len(works) > 1]

@@ -152,14 +152,24 @@ def check_ranks(slurm: SlurmSettings, train: TrainSettings) -> Iterator[Finding]
         return
     per_node = slurm.ranks_per_node // tensor
     groups = slurm.nodes * per_node
-    sizes = f"tensor_model_parallel_size {tensor} x pipeline_model_parallel_size {stages}"
-    if groups < stages:
-        yield (
-            ("slurm", "nodes"),
-            f"{have} gives {slurm.nodes * slurm.ranks_per_node} ranks, one replica needs {tensor * stages} "
-            f"({sizes})",
-            f"write at least nodes: {-(-stages // per_node)}, or smaller parallel sizes",
+    if groups >= stages:
+        return
+    ranks = slurm.nodes * slurm.ranks_per_node
+    if ranks < tensor * stages:
+        short = (
+            f"gives {ranks} ranks, one replica needs {tensor * stages} "
+            f"(tensor_model_parallel_size {tensor} x pipeline_model_parallel_size {stages})"
         )
+    else:
+        short = (
+            f"gives {ranks} ranks, of which tensor groups of {tensor} inside a node make {groups}, "
+            f"one replica needs {stages} (pipeline_model_parallel_size {stages})"
+        )
+    yield (
+        ("slurm", "nodes"),
+        f"{have} {short}",
+        f"write at least nodes: {-(-stages // per_node)}, or smaller parallel sizes",
+    )
 
 
 def check_recovery(recovery: RecoverySettings, slurm: SlurmSettings | None) -> Iterator[Finding]:
