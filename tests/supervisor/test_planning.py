@@ -288,3 +288,22 @@ def test_after_the_end_no_plans_are_made(tmp_path: Path) -> None:
         assert job.events("plans_ready") == []
 
     run(work())
+
+
+def test_plans_reckon_with_slow_nodes_and_can_be_asked_whether_one_is_worth_having(tmp_path: Path) -> None:
+    job = Job(tmp_path, spares=1)
+    job.planning.begin()
+    slow = job.tasks["light"].nodes[0].name
+
+    async def work() -> None:
+        await job.refresh()
+        job.planning.reckon_with({slow: 4.0})
+        await done()
+
+    run(work())
+    assert [event["slowdowns"] for event in job.events("plans_ready")] == [{}, {slow: 4.0}]
+    verdict = job.planning.better_without("light", slow)()
+    assert verdict is not None
+    assert verdict.better  # the spare steps in
+    assert verdict.without_seconds < verdict.with_seconds
+    assert job.planning.better_without("heavy", slow)() is None  # it is not its node

@@ -81,9 +81,7 @@ class Comparison:
         like = [other.seconds for other in others if other.kind == rank.kind]
         if like:
             usual = statistics.median(like)
-            words = (
-                f"{rank.seconds:.4f} s of own work; {len(like)} ranks with the same work take {usual:.4f} s"
-            )
+            words = f"{rank.seconds:.4f} s of own work, {usual:.4f} s in the median of {len(like)} like it"
             return Slowness(rank.node, rank.slot, rank.seconds / usual, words)
         if not others:
             return Slowness(rank.node, rank.slot, 1.0, "nothing to compare with")

@@ -1,0 +1,177 @@
+"""The coordinator's eye on slow nodes: what is told, what plans reckon with, and who is taken out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.planner.works import small_work
+from tests.supervisor.events import within
+from unicron_hpc.config import RecoverySettings
+from unicron_hpc.detect.severity import Blame, Severity
+from unicron_hpc.planner.layout import Layout, Replica, Seat, Stage
+from unicron_hpc.planner.straggler import Verdict
+from unicron_hpc.report.journal import EVENTS, Journal, read_lines
+from unicron_hpc.supervisor.incident import Evidence
+from unicron_hpc.supervisor.rank_messages import RankAddress
+from unicron_hpc.supervisor.stragglers import LEAST, Running, Stragglers, own_work
+from unicron_hpc.supervisor.watch_messages import Vital
+
+NODES = ["n0", "n1", "n2", "n3"]
+LAYOUT = Layout(
+    num_layers=4,
+    tensor=1,
+    micro_batch_size=2,
+    replicas=(
+        Replica((Stage(0, 1, (0,)), Stage(2, 3, (1,))), 0, 2),
+        Replica((Stage(0, 1, (2,)), Stage(2, 3, (3,))), 2, 2),
+    ),
+    seats=tuple(Seat(node, 0) for node in NODES),
+)
+RECOVERY = RecoverySettings(slow_node_window=30.0)
+WINDOW = int(RECOVERY.slow_node_window) + 1
+
+
+def running(slow: Mapping[str, float], samples: int = LEAST) -> dict[str, Running]:
+    """A task whose nodes take 0.1 s for their work, times these factors."""
+    vitals = {}
+    for number, node in enumerate(NODES):
+        address = RankAddress("train", Seat(node, 0), 1)
+        vitals[number] = Vital(address, 1, 9, True, 0.1 * slow.get(node, 1.0), samples)
+    return {"train": Running(LAYOUT, small_work(), vitals)}
+
+
+class Eye:
+    """Stragglers, and what they have others do."""
+
+    def __init__(self, folder: Path, verdict: Verdict | None = None) -> None:
+        self.planned: list[Mapping[str, float]] = []
+        self.asked: list[tuple[str, str]] = []
+        self.out: list[Evidence] = []
+        self._folder = folder
+        self._verdict = verdict
+        self.threads: list[threading.Thread] = []
+        self._now = 0.0
+        self._journal = Journal(folder)
+        self.stragglers = Stragglers(RECOVERY, self._journal, self.planned.append, self._ask, self.out.append)
+
+    def _ask(self, task: str, node: str) -> Callable[[], Verdict | None]:
+        self.asked.append((task, node))
+
+        def answer() -> Verdict | None:
+            self.threads.append(threading.current_thread())
+            return self._verdict
+
+        return answer
+
+    async def see(self, seconds: int, slow: Mapping[str, float]) -> None:
+        for _ in range(seconds):
+            self._now += 1.0
+            self.stragglers.look(running(slow), 1, self._now)
+            if self.stragglers._asking is not None:
+                await self.stragglers._asking
+
+    def told(self) -> list[dict[str, Any]]:
+        self._journal.close()
+        return [event for event in read_lines(self._folder / EVENTS) if event["type"].startswith("slow_node")]
+
+
+def test_a_node_that_is_slow_for_a_window_is_told_once_and_planned_for(tmp_path: Path) -> None:
+    async def work() -> None:
+        eye = Eye(tmp_path)
+        await eye.see(WINDOW // 2, {"n2": 1.3})
+        assert eye.planned == []
+        await eye.see(3 * WINDOW, {"n2": 1.3})
+        assert len(eye.planned) == 1
+        assert abs(eye.planned[0]["n2"] - 1.3) < 1e-9
+        assert eye.asked == []  # not slow enough to be without it
+        (told,) = eye.told()
+        assert (told["node"], told["task"], told["slot"]) == ("n2", "train", 0)
+        assert abs(told["factor"] - 1.3) < 1e-9
+        assert "0.1000 s in the median of 1 like it" in told["evidence"]
+
+    within(work())
+
+
+def test_one_that_is_fast_again_is_told_and_planned_as_such(tmp_path: Path) -> None:
+    async def work() -> None:
+        eye = Eye(tmp_path)
+        await eye.see(WINDOW, {"n2": 1.3})
+        await eye.see(WINDOW, {})
+        assert eye.planned[-1] == {}
+        assert [event["type"] for event in eye.told()] == ["slow_node", "slow_node_recovered"]
+
+    within(work())
+
+
+def test_plans_learn_of_a_factor_that_grows(tmp_path: Path) -> None:
+    async def work() -> None:
+        eye = Eye(tmp_path)
+        await eye.see(2 * WINDOW, {"n2": 1.2})
+        await eye.see(2 * WINDOW, {"n2": 1.4})
+        assert len(eye.told()) == 1
+        assert abs(eye.planned[-1]["n2"] - 1.4) < 1e-9
+
+    within(work())
+
+
+def test_a_node_without_which_the_task_is_faster_is_out(tmp_path: Path) -> None:
+    async def work() -> None:
+        eye = Eye(tmp_path, Verdict(with_seconds=0.3, without_seconds=0.2, better=True))
+        await eye.see(WINDOW, {"n1": 2.0})
+        assert eye.asked == [("train", "n1")]
+        assert (
+            eye.threads[0] is not threading.current_thread()
+        )  # the planner must not hold up the coordinator
+        (evidence,) = eye.out
+        assert (evidence.node, evidence.finding.error) == ("n1", "slow node")
+        assert (evidence.finding.severity, evidence.finding.blame) == (Severity.SEV1, Blame.NODE)
+        assert "0.3000 s with it and 0.2000 s without it" in evidence.detail
+
+    within(work())
+
+
+def test_a_node_that_is_still_worth_having_stays_and_the_planner_is_asked_once_a_window(
+    tmp_path: Path,
+) -> None:
+    async def work() -> None:
+        eye = Eye(tmp_path, Verdict(with_seconds=0.2, without_seconds=0.3, better=False))
+        await eye.see(WINDOW + 10, {"n1": 2.0})
+        assert len(eye.asked) == 1
+        await eye.see(WINDOW, {"n1": 2.0})
+        assert len(eye.asked) == 2
+        unknown = Eye(tmp_path / "none")
+        await unknown.see(WINDOW, {"n1": 2.0})
+        assert len(unknown.asked) == 1
+        assert eye.out == unknown.out == []
+
+    (tmp_path / "none").mkdir()
+    within(work())
+
+
+def test_noise_and_common_slowness_name_nobody(tmp_path: Path) -> None:
+    async def work() -> None:
+        eye = Eye(tmp_path)
+        await eye.see(WINDOW, {"n0": 1.05, "n3": 1.08})
+        await eye.see(WINDOW, dict.fromkeys(NODES, 5.0))
+        assert eye.planned == []
+        assert eye.told() == []
+
+    within(work())
+
+
+def test_ranks_are_compared_when_all_of_them_have_been_measured() -> None:
+    (task,) = running({}).values()
+    works = own_work(task)
+    assert works is not None
+    assert [(w.node, w.seconds) for w in works] == [(node, 0.1) for node in NODES]
+    assert works[0].kind == works[2].kind
+    assert works[1].kind == works[3].kind
+    assert works[0].kind != works[1].kind
+    assert works[1].expected > works[0].expected  # the loss head comes on top
+    (early,) = running({}, LEAST - 1).values()
+    assert own_work(early) is None
+    missing = {rank: vital for rank, vital in task.vitals.items() if rank != 2}
+    assert own_work(Running(task.layout, task.work, missing)) is None
