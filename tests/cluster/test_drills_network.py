@@ -26,12 +26,12 @@ class Drills:
 
 @pytest.fixture(scope="module")
 def drills(docker: Cluster) -> Drills:
-    """Three nodes and a spare."""
+    """Three nodes and a spare, two ranks on each."""
     with as_new_afterwards(docker):
         job = submit(
             docker,
             "network",
-            slurm={"nodes": 3, "spares": 1},
+            slurm={"nodes": 3, "spares": 1, "ranks_per_node": 2},
             train={"train_iters": 100_000, "lr_decay_iters": ITERATIONS},
         )
         job.wait_iteration(10)
