@@ -47,6 +47,10 @@ def test_outliers_do_not_move_the_usual_duration(pace: float, outliers: list[flo
 def test_only_the_last_durations_count_and_none_from_before_a_change() -> None:
     some = series(*[9.0] * WINDOW, *[1.0] * WINDOW)
     assert some.usual() == 1.0
+    short = Series(3)
+    for seconds in (1.0, 1.0, 1.0, 7.0, 7.0):
+        short.add(seconds)
+    assert short.usual() == 7.0
     some.clear()
     assert (some.usual(), len(some)) == (None, 0)
 

@@ -26,6 +26,8 @@ SLACK = 0.2
 LONGEST_STEP = 0.25
 #: Iterations of an epoch before their times are a measure.
 ENOUGH = 3
+#: Iterations whose own work is told: few, since who compares looks for a whole window of time.
+LATEST = 16
 #: Times the floor that a first iteration, a slow disk or a data loader may take.
 PATIENCE = 6
 #: Least time that an answer may take, in seconds of the clock that counts.
@@ -112,7 +114,7 @@ class HangWatch:
         self._before = 0.0
         self._phases = {phase: Series() for phase in COMPUTE}
         self._trends = {phase: Trend() for phase in COMPUTE}
-        self._compute = Series()
+        self._compute = Series(LATEST)
         self._epoch = 0
         self._last: Sample | None = None
         self._still = 0.0

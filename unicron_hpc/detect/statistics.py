@@ -17,9 +17,13 @@ RECENT, FEWEST, MOST = 6, 12, 24
 
 @dataclass(slots=True)
 class Series:
-    """Durations of one thing, in seconds, the last `WINDOW` of them."""
+    """Durations of one thing, in seconds, the last `window` of them."""
 
-    _values: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    window: int = WINDOW
+    _values: deque[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._values = deque(maxlen=self.window)
 
     def __len__(self) -> int:
         return len(self._values)
