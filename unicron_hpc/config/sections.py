@@ -222,6 +222,8 @@ class RecoverySettings(Frozen):
     """How long nodes that are no majority wait for slurmctld to say that the others are dead."""
     rules: InputPath | None = None
     """The site's own rules for what an error means, before the built-in ones; see docs/errors.md."""
+    node_checks: Literal["off", "after_fault", "always"] = "after_fault"
+    """When ranks test themselves and their connections as an epoch begins (some ms): after a fault only."""
     drain: bool = True
     """Ask Slurm to drain bad nodes."""
     drain_reason: DrainReason = "unicron: {kind} job {job} {time}"

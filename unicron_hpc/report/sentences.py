@@ -166,6 +166,15 @@ def _stacks(event: Event) -> str:
     return f"stacks of ranks {names(event['ranks'])} of task {event['task']} were written to logs/"
 
 
+def _node_checked(event: Event) -> str:
+    found = "; ".join(
+        f"{' or '.join(suspect['nodes'])}: {suspect['error']} ({brief(suspect['evidence'])})"
+        for suspect in event["suspects"]
+    )
+    nodes = names(event["product_seconds"])
+    return f"self-test of {nodes} in {seconds(event['seconds'])}: {found or 'nobody stands out'}"
+
+
 def _agent_lost(event: Event) -> str:
     return f"{event['node']} is out of the job: {event['reason']}"
 
@@ -186,6 +195,7 @@ _SENTENCES: Mapping[str, Callable[[Event], str]] = {
     "job_finished": _finished,
     "job_started": _job_started,
     "node_given_back": _given_back,
+    "node_checked": _node_checked,
     "node_warning": lambda e: f"{e['node']}: {e['error']}: {brief(e['evidence'])}",
     "plan_chosen": _plan,
     "plans_ready": _plans_ready,

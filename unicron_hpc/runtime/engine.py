@@ -28,6 +28,7 @@ from unicron_hpc.runtime.optimizer import Adam, LearningRate, clip_factor
 from unicron_hpc.runtime.orders import Committed, Holdings, PendingCommit, Phase, Rebuild, RebuildReport
 from unicron_hpc.runtime.phase_page import PhaseMarks
 from unicron_hpc.runtime.rng import ContentTracker, DropoutSeeds
+from unicron_hpc.runtime.self_test import self_test
 from unicron_hpc.runtime.sockets import SocketGuard
 from unicron_hpc.runtime.unit_state import UnitState, UnitStates
 
@@ -336,6 +337,12 @@ class Engine:
         state_seconds = clock.lap()
         self._marks.enter(WorkPhase.WARM_UP)
         built.use_once()
+        warm_seconds = clock.lap()
+        tested = (
+            self_test(built.members, order.rank, order.layout.world_size, self._device)
+            if order.self_test
+            else None
+        )
         passes = Passes(
             chunk,
             collection,
@@ -354,9 +361,10 @@ class Engine:
             groups_seconds=groups_seconds,
             chunk_seconds=chunk_seconds,
             state_seconds=state_seconds,
-            warm_seconds=clock.lap(),
+            warm_seconds=warm_seconds,
             chunk_kept=kept,
             bytes_by_source=sources,
+            self_test=tested,
         )
         return Place(built, chunk, gradients, passes), report
 

@@ -69,10 +69,19 @@ class PendingCommit(msgspec.Struct, frozen=True):
 
 
 class Exchange(msgspec.Struct, frozen=True):
-    """A timed exchange with one other rank: its number, and seconds for one message each way."""
+    """A timed exchange with one other rank.
+
+    Attributes
+    ----------
+    peer, seconds
+        Its number, and seconds for one message each way at once.
+    intact
+        Whether all that came was as it had been sent.
+    """
 
     peer: int
     seconds: float
+    intact: bool = True
 
 
 class SelfTest(msgspec.Struct, frozen=True):
@@ -83,14 +92,17 @@ class SelfTest(msgspec.Struct, frozen=True):
     gemm_seconds
         Fastest of a few multiplications of two matrices.
     right
-        Whether their product and all that was received were as they have to be.
+        Whether their product was as it has to be.
     exchanges
         With every partner of a hypercube.
+    seconds
+        All of it, waiting included.
     """
 
     gemm_seconds: float
     right: bool
     exchanges: tuple[Exchange, ...]
+    seconds: float
 
 
 class Rebuild(msgspec.Struct, frozen=True):

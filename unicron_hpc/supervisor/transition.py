@@ -25,6 +25,7 @@ from unicron_hpc.supervisor.layout_choice import choose_layout
 from unicron_hpc.supervisor.rank_messages import Cut, RebuildOrder
 from unicron_hpc.supervisor.resume import Resume, resume_point
 from unicron_hpc.supervisor.seats import RankProcessState
+from unicron_hpc.supervisor.self_tests import tell_self_tests
 from unicron_hpc.supervisor.task_state import TaskState
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,8 @@ class Transition:
         Takes a process that has not told what it holds in time, while news are still taken into account.
     limit, reading_limit
         Seconds for the whole of it, and how many more where state is read from disk.
+    self_test
+        Whether ranks test themselves and their connections on the way.
     """
 
     def __init__(
@@ -61,7 +64,9 @@ class Transition:
         on_silent: Callable[[RankProcessState], None],
         limit: float,
         reading_limit: float,
+        self_test: bool,
     ) -> None:
+        self._self_test = self_test
         self._limit = limit
         self._reading_limit = reading_limit
         self._scope: asyncio.Timeout | None = None
@@ -193,7 +198,8 @@ class Transition:
             process = self._state.seats.get(seat)
             if process is not None:  # else its end has just been told, and another transition begins
                 process.finished = False
-                self._hub.tell(process.address, RebuildOrder(msgspec.structs.replace(order, rank=rank)))
+                own = msgspec.structs.replace(order, rank=rank, self_test=self._self_test)
+                self._hub.tell(process.address, RebuildOrder(own))
 
     async def _order(self, layout: Layout, resume: Resume) -> Rebuild:
         if resume.iteration is not None:
@@ -283,6 +289,7 @@ class Transition:
             state_sources=dict(sources),
             ranks=describe_ranks(layout, state.seats, state.name),
         )
+        tell_self_tests(state.name, self.epoch, layout, state.seats, self._hub)
         log.info("epoch %d runs after %.3f s: %s", self.epoch, clock.total(), clock.seconds)
         self._hub.epoch_runs()
         self._hub.changed()

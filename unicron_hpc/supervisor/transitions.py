@@ -98,6 +98,8 @@ class Transitions:
             self._on_silent,
             limit=recovery.transition_timeout + starting,
             reading_limit=recovery.startup_timeout,
+            self_test=recovery.node_checks == "always"
+            or (recovery.node_checks == "after_fault" and state.incident is not None),
         )
         self._running = asyncio.create_task(self._run(self._current), name=f"epoch {state.epoch}")
 
