@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.detect.field_cases import CASES
-from unicron_hpc.detect.attribution import HOST_MEMORY, judge
+from unicron_hpc.detect.attribution import judge
 from unicron_hpc.detect.exceptions import explain_exception
-from unicron_hpc.detect.exits import explain_exit
+from unicron_hpc.detect.exits import HOST_MEMORY, explain_exit
 from unicron_hpc.detect.reports import Action, Report, Sign, Structure, Verdict
 from unicron_hpc.detect.sequence import read_report, verdict_as_data
 from unicron_hpc.detect.severity import LOST_CONNECTION, Blame, Finding, Severity
@@ -159,6 +159,13 @@ def test_a_lost_node_accuses_the_ranks_on_it() -> None:
     verdict = judge([fault(0, 1.0, PEER_GONE), lost, fault(1, 1.0, PEER_GONE)], SQUARE)
     assert (verdict.suspects, verdict.victims, verdict.suspect_node) == ((2, 3), (0, 1), "n2")
     assert verdict.drain
+
+
+@pytest.mark.parametrize("sign", [Sign.SILENT, Sign.FAULT])
+def test_a_lost_node_and_a_rank_killed_elsewhere_are_both_suspects(sign: Sign) -> None:
+    lost = Report(1.0, sign, node="n2", finding=LOST_CONNECTION)
+    for died in (0.9, 1.1):
+        assert judge([lost, death(0, died), fault(1, 1.2, PEER_GONE)], SQUARE).suspects == (0, 2, 3)
 
 
 def test_the_rank_that_lags_in_the_collectives_is_the_suspect_of_those_that_wait() -> None:

@@ -23,17 +23,18 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from unicron_hpc.detect.exceptions import UNKNOWN_EXCEPTION
+from unicron_hpc.detect.exits import HOST_MEMORY
 from unicron_hpc.detect.reports import Action, Report, Sign, Structure, Verdict
 from unicron_hpc.detect.severity import NOT_ANSWERING, Blame, Finding, Severity
 
 #: Seconds within which two deaths or silences count as simultaneous.
 TOGETHER = 0.25
-#: Seconds after the first complaint in which a death by a signal may still be what was complained about.
+#: Seconds after a first complaint or silence in which a death by a signal may still be the cause of it.
 AFTERMATH = 5.0
 #: Seconds between a SIGKILL and the counter or kernel record that explains it, either way.
 MEMORY_WINDOW = 10.0
 
-HOST_MEMORY = Finding("host out of memory", Severity.PROGRAM, Blame.PROGRAM)
 REPEATED = Finding("ranks keep failing on this node", Severity.SEV1, Blame.NODE)
 LAGGING = Finding("rank lags behind in a collective", Severity.SEV2)
 
@@ -90,14 +91,15 @@ class _Court:
             accused, finding, why = self._accused(complaints)
             if accused:
                 return self._compose(accused, finding, None, [why], told)
-            return self._compose((), first.finding or NOT_ANSWERING, first, [], told)
+            return self._compose((), first.finding or UNKNOWN_EXCEPTION, first, [], told)
         first = self._error_of_its_node(first, told)
         causes = [first, *self._independent(first, strength, told)]
         suspects = {r.rank for r in causes if r.rank is not None}
-        if first.rank is None and first.node:
-            suspects |= {rank for rank, node in self.structure.nodes.items() if node == first.node}
+        lost = {r.node for r in causes if r.rank is None and r.node}
+        suspects |= {rank for rank, node in self.structure.nodes.items() if node in lost}
         evidence = [self._sentence(report) for report in causes]
-        return self._compose(tuple(sorted(suspects)), first.finding or NOT_ANSWERING, first, evidence, told)
+        unknown = NOT_ANSWERING if first.sign is Sign.SILENT else UNKNOWN_EXCEPTION
+        return self._compose(tuple(sorted(suspects)), first.finding or unknown, first, evidence, told)
 
     # ------------------------------------------------------------ how much a report says
 
@@ -110,6 +112,8 @@ class _Court:
             case Sign.ENDED:
                 return _Strength.COLLATERAL
             case Sign.SILENT:
+                if _of_node(report):
+                    return _Strength.NAMES_CAUSE  # a lost node is more than a rank that makes no progress
                 return None if self._excused(report) else _Strength.SILENCE
         if finding is not None and finding.collateral:
             return _Strength.COLLATERAL
@@ -130,13 +134,11 @@ class _Court:
         )
 
     def _in_aftermath(self, death: Report) -> bool:
-        """Whether others had been silent, or had complained for a while, when it came."""
+        """Whether others had been silent or had complained for a while when it came."""
         return any(
             r.rank != death.rank
-            and (
-                (r.sign is Sign.SILENT and death.time - r.time > TOGETHER and not self._excused(r))
-                or (_complains(r) and death.time - r.time > AFTERMATH)
-            )
+            and death.time - r.time > AFTERMATH
+            and (_complains(r) or (r.sign is Sign.SILENT and not self._excused(r)))
             for r in self.reports
         )
 
@@ -159,8 +161,7 @@ class _Court:
             r
             for strength, r in told
             if strength is _Strength.NAMES_CAUSE
-            and r.finding is not None
-            and (r.finding.severity, r.finding.blame) == (Severity.SEV1, Blame.NODE)
+            and _of_node(r)
             and abs(r.time - first.time) <= MEMORY_WINDOW
             and (
                 (r.rank is not None and r.rank == first.rank)
@@ -180,10 +181,8 @@ class _Court:
             same_node = other.rank is None and other.node == self._node_of(first)
             if other_strength is not strength or same_node or self._place(other) == self._place(first):
                 continue
-            finding = other.finding
-            of_node = finding is not None and finding.severity is Severity.SEV1 and not finding.collateral
-            sudden = other.sign in (Sign.DEATH, Sign.SILENT) and other.sign is first.sign
-            if of_node or (sudden and other.time - first.time <= TOGETHER):
+            together = abs(other.time - first.time) <= TOGETHER and _sudden(first) and _sudden(other)
+            if together or _of_node(other):
                 yield other
 
     # ------------------------------------------------------------ nobody but victims
@@ -288,6 +287,21 @@ class _Court:
         if report.arrival is not None and report.arrival - report.time > 1.0:
             text += f" (heard {report.arrival - report.time:.1f} s later)"
         return text
+
+
+def _of_node(report: Report) -> bool:
+    """Whether the report is of an error of the node itself."""
+    finding = report.finding
+    return (
+        finding is not None
+        and (finding.severity, finding.blame) == (Severity.SEV1, Blame.NODE)
+        and not finding.collateral
+    )
+
+
+def _sudden(report: Report) -> bool:
+    """Whether what it tells comes without a word of its own, so that it has no cause that it could name."""
+    return report.sign in (Sign.DEATH, Sign.SILENT) or _of_node(report)
 
 
 def _complains(report: Report) -> bool:

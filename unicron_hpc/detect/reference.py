@@ -31,15 +31,15 @@ unicron explain --sequence reports.json
 | PROGRAM | the run stops | no retry helps: nobody is replaced, no node is drained |
 | INFO | nothing | a warning, or an end that somebody wanted |
 
-*Collateral* are errors of ranks that only lost or waited for another: whoever names a cause is believed first,
-and alone they accuse nobody. *Vague* ones say that something failed and not what; they count if nothing better
-is known. *Exceptions only* are rows whose words are too common in other lines.
+*Collateral* are errors of ranks that only lost or waited for another: whoever names a cause is believed
+first, and alone they accuse nobody. *Vague* ones say that something failed and not what; they count if
+nothing better is known. *Exceptions only* are rows whose words are too common in other lines.
 
 ## Site rules
 
 A site's own rules come before the table; a rule with the name of a row takes its place. Name the file in
-train.yaml, `recovery.rules: site-rules.yaml`; it is checked when the job is submitted, and all agents judge by
-a copy in the run folder. `unicron explain --rules site-rules.yaml` uses the same file.
+train.yaml, `recovery.rules: site-rules.yaml`; it is checked when the job is submitted, and all agents judge
+by a copy in the run folder. `unicron explain --rules site-rules.yaml` uses the same file.
 
 ```yaml rules
 rules:

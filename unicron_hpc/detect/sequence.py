@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping
 from typing import Any
 
-from unicron_hpc.detect.attribution import HOST_MEMORY
-from unicron_hpc.detect.exits import explain_exit
+from unicron_hpc.detect.exits import HOST_MEMORY, explain_exit, signal_of
 from unicron_hpc.detect.reports import Report, Sign, Structure, Verdict
-from unicron_hpc.detect.severity import NOT_ANSWERING, Finding
+from unicron_hpc.detect.severity import LOST_CONNECTION, NOT_ANSWERING, Finding
 from unicron_hpc.detect.table import Table, table_in_use
 from unicron_hpc.errors import UnicronError
 
 #: Events that say: no sign of life, of progress or of an answer.
 _SILENT = re.compile(r"silen|no_|hang|hung|stall|stuck|heartbeat_(?:lost|missed)|not_?respond", re.IGNORECASE)
-_MEMORY = re.compile(r"oom", re.IGNORECASE)
+_MEMORY = re.compile(r"\boom|oom_?kill", re.IGNORECASE)
+_NODE_LOST = re.compile(
+    r"node_?(?:lost|down|fail|dead|gone)|lost_?(?:connection|node)|heartbeat_lost", re.IGNORECASE
+)
 _SECTION_OVER = {"section_end", "section over", "section_over", "section_done"}
 #: Signals with which a process is asked to end.
-_ASKED = {1, 2, 15}
+_ASKED = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
+_SIGNALS = {number.name.removeprefix("SIG"): int(number) for number in signal.Signals}
 
 
 def read_report(entry: Mapping[str, Any], table: Table | None = None) -> Report:
@@ -27,8 +31,8 @@ def read_report(entry: Mapping[str, Any], table: Table | None = None) -> Report:
     Parameters
     ----------
     entry
-        `t` (seconds), `rank`, `node`, `event`, and by event `signal`, `code`, `exc`, `name`; `arrival` where
-        it was heard later; `seq` and `group` of a collective.
+        `t` (seconds), `rank`, `node`, `event`, and by event `signal`, `code`, `exc`, `name`, `xid`; `arrival`
+        where it was heard later; `seq` and `group` of a collective.
 
     Raises
     ------
@@ -58,7 +62,11 @@ def _meaning(entry: Mapping[str, Any], event: str, table: Table) -> tuple[Sign, 
     if text:
         row = table.find(text, exception=True)
         return Sign.FAULT, row.finding if row else None, row.vague if row else True, text
-    signal, code = _whole(entry, "signal"), _whole(entry, "code")
+    if xid := _whole(entry, "xid"):
+        row = table.find(
+            f"NVRM: Xid (PCI:{entry.get('pci') or '0000:00:00'}): {xid}, {entry.get('name') or ''}"
+        )
+        return Sign.FAULT, row.finding if row else None, False, f"Xid {xid}"
     if event == "section":
         over = str(entry.get("state") or "") in {"end", "over", "done"}
         return (Sign.SECTION_OVER if over else Sign.SECTION), None, False, str(entry.get("name") or "")
@@ -66,19 +74,37 @@ def _meaning(entry: Mapping[str, Any], event: str, table: Table) -> tuple[Sign, 
         return Sign.SECTION_OVER, None, False, str(entry.get("name") or "")
     if _MEMORY.search(event):
         return Sign.MEMORY_KILL, HOST_MEMORY, False, event
-    if signal is not None:
-        finding = explain_exit(-signal)
-        return (Sign.ENDED if signal in _ASKED else Sign.DEATH), finding, signal == 6, event
-    if code is not None:
-        ended = code == 0 or code - 128 in _ASKED
-        return (Sign.ENDED if ended else Sign.FAULT), explain_exit(code), True, event
+    status = _status(entry, event)
+    if status is not None:
+        number = signal_of(status)
+        if number in _ASKED or status == 0:
+            return Sign.ENDED, explain_exit(status), True, event
+        # An abort is how a process ends over an error that it has written somewhere else.
+        vague = number is None or number == signal.SIGABRT
+        return (Sign.FAULT if number is None else Sign.DEATH), explain_exit(status), vague, event
     if not event:
         return Sign.RESTART, None, True, ""
+    if _NODE_LOST.search(event):
+        return Sign.FAULT, LOST_CONNECTION, False, event
     if row := table.find(event, exception=True) or table.find(event.replace("_", " "), exception=True):
         return Sign.FAULT, row.finding, row.vague, event
     if _SILENT.search(event):
         return Sign.SILENT, NOT_ANSWERING, False, event
     return Sign.FAULT, None, True, event
+
+
+def _status(entry: Mapping[str, Any], event: str) -> int | None:
+    """How a process ended: its exit code, or minus the signal's number; None where it is not told."""
+    name = entry.get("signal")
+    if name is None and event.upper().removeprefix("SIG") in _SIGNALS:
+        name = event
+    if isinstance(name, str):
+        number = _SIGNALS.get(name.upper().removeprefix("SIG"))
+        if number is None:
+            raise UnicronError(f"signal: {name!r} is none", hint="write its number or a name such as SIGKILL")
+        return -number
+    number = _whole(entry, "signal")
+    return _whole(entry, "code") if number is None else -number
 
 
 def read_structure(data: Mapping[str, Any]) -> Structure:

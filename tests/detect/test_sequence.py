@@ -1,0 +1,55 @@
+"""Reports as people and programs write them down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from unicron_hpc.detect.attribution import judge
+from unicron_hpc.detect.reports import Sign
+from unicron_hpc.detect.sequence import read_report, verdict_as_data
+from unicron_hpc.errors import UnicronError
+
+
+@pytest.mark.parametrize(
+    ("entry", "sign", "error"),
+    [
+        ({"event": "silent"}, Sign.SILENT, "rank does not answer"),
+        ({"event": "no_step_heartbeat"}, Sign.SILENT, "rank does not answer"),
+        ({"event": "hang"}, Sign.SILENT, "rank does not answer"),
+        ({"event": "nccl_timeout"}, Sign.FAULT, "NCCL timeout"),
+        ({"event": "connection_reset"}, Sign.FAULT, "connection to a peer lost"),
+        ({"event": "ecc_error"}, Sign.FAULT, "ECC error"),
+        ({"event": "xid", "xid": 79, "node": "n1"}, Sign.FAULT, "GPU driver error"),
+        ({"event": "node_lost", "node": "n1"}, Sign.FAULT, "lost connection"),
+        ({"event": "exit", "signal": 9}, Sign.DEATH, "killed (SIGKILL)"),
+        ({"event": "exit", "signal": "SIGSEGV"}, Sign.DEATH, "crashed (SIGSEGV)"),
+        ({"event": "sigkill"}, Sign.DEATH, "killed (SIGKILL)"),
+        ({"event": "exit", "signal": 15}, Sign.ENDED, "killed (SIGTERM)"),
+        ({"event": "exit", "code": 143}, Sign.ENDED, "killed (SIGTERM)"),
+        ({"event": "exit", "code": 137}, Sign.DEATH, "killed (SIGKILL)"),
+        ({"event": "exit", "code": 1}, Sign.FAULT, "exited with code 1"),
+        ({"event": "exit", "code": 0}, Sign.ENDED, "exited with code 0"),
+        ({"event": "exit", "code": 1, "exc": "ValueError: a"}, Sign.FAULT, "error of the program"),
+        ({"event": "cgroup oom_kill +1"}, Sign.MEMORY_KILL, "host out of memory"),
+        ({"event": "section", "name": "checkpointing"}, Sign.SECTION, None),
+        ({"event": "section_end", "name": "checkpointing"}, Sign.SECTION_OVER, None),
+        ({"event": "something new"}, Sign.FAULT, None),
+        ({"node": "n3"}, Sign.RESTART, None),
+    ],
+)
+def test_what_a_report_says(entry: dict[str, Any], sign: Sign, error: str | None) -> None:
+    report = read_report({"t": 1.0, "rank": 2} | entry)
+    assert (report.sign, report.finding and report.finding.error) == (sign, error)
+
+
+@pytest.mark.parametrize("entry", [{"signal": "SIGFOO"}, {"rank": "two"}, {"t": float("nan")}, {"code": 1.5}])
+def test_what_is_no_report_is_refused(entry: dict[str, Any]) -> None:
+    with pytest.raises(UnicronError):
+        read_report(entry)
+
+
+def test_an_error_that_nobody_knows_is_not_called_a_silence() -> None:
+    told = verdict_as_data(judge([read_report({"t": 0, "rank": 3, "event": "something new"})]))
+    assert (told["suspect"], told["error"]) == ([3], "exception in a rank")
