@@ -103,29 +103,31 @@ def test_what_happens_in_a_rank_is_passed_on_to_it_with_its_iteration(tmp_path: 
     within(work())
 
 
-@pytest.mark.parametrize(
-    ("name", "fields", "why"),
-    [
-        ("kill", {"pid": 1}, "process 1 is no rank"),
-        ("kill", {"slot": 1}, "is no rank"),
-        ("kill", {"task": "other"}, "is no rank"),
-        ("busy", {"seconds": 1e9}, "an hour"),
-        ("oom", {"text": "/nowhere"}, "no memory cgroup"),
-        ("disk-full", {"seconds": 0.0}, "nobody would empty it"),
-    ],
+#: Drill, fields of the order, and what the refusal says.
+SENSELESS: tuple[tuple[str, dict[str, object], str], ...] = (
+    ("kill", {"pid": 1}, "process 1 is no rank"),
+    ("kill", {"slot": 1}, "is no rank"),
+    ("kill", {"task": "other"}, "is no rank"),
+    ("busy", {"seconds": 1e9}, "an hour"),
+    ("oom", {"text": "/nowhere"}, "no memory cgroup"),
+    ("disk-full", {"seconds": 0.0}, "nobody would empty it"),
 )
+
+
 def test_an_order_that_cannot_be_meant_is_refused_with_a_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, fields: dict[str, object], why: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drill_agent, "MOST_BALLAST", 2**60)
 
     async def work() -> None:
         async with node(tmp_path) as one:
-            one.drills.take(msgspec.structs.replace(one.order(name), **fields))
-            note = one.note("refused")
-            assert note is not None
-            assert why in note.detail
-            assert len(one.ranks.states()) == 1
+            for number, (name, fields, why) in enumerate(SENSELESS):
+                order = msgspec.structs.replace(one.order(name), order=f"{number:08x}", **fields)
+                one.drills.take(order)
+                note = drill_notes.read(tmp_path, order.order, "refused")
+                assert note is not None, name
+                assert why in note.detail
+            assert [rank.pid for rank in one.ranks.states()] == [one.pid]
 
     within(work())
 
