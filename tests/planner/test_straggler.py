@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from tests.planner.brute import all_layouts
 from tests.planner.works import MACHINE, nodes, small_work, works
 from unicron_hpc.errors import PlanError
+from unicron_hpc.planner.cost import predict
 from unicron_hpc.planner.search import search
 from unicron_hpc.planner.straggler import WORTH, better_without
 from unicron_hpc.planner.work import NodeSlots
@@ -78,6 +79,29 @@ def test_the_degree_and_size_that_run_are_the_ones_compared():
     assert found.with_seconds == pytest.approx(
         search(work, slowed(4, 1.5), previous=running).candidate.seconds
     )
+
+
+def test_a_slow_node_that_stays_makes_sharing_anew_pay_where_the_running_layout_ignores_it():
+    work = small_work(hardware=BUSY, global_batch_size=48)
+    running = search(work, nodes(4)).layout
+    mine = [*nodes(3), NodeSlots("c3", 1, 1.5)]
+    found = better_without(work, mine, "c3", previous=running)
+    assert not found.better
+    assert found.share_anew
+    assert found.now_seconds == pytest.approx(
+        predict(running, work, {node.name: node.slowdown for node in mine}).iteration_seconds
+    )
+    shared = search(work, mine, previous=running).layout
+    assert not better_without(work, mine, "c3", previous=shared).share_anew
+
+
+def test_a_small_gain_is_no_reason_to_share_anew():
+    work = small_work(hardware=BUSY, global_batch_size=400)
+    mine = [*nodes(3), NodeSlots("c3", 1, 1.04)]
+    found = better_without(work, mine, "c3", previous=search(work, nodes(4)).layout)
+    assert found.now_seconds is not None
+    assert found.with_seconds < found.now_seconds
+    assert not found.share_anew
 
 
 def test_a_node_of_another_task_is_refused():

@@ -104,6 +104,24 @@ def test_a_slightly_slow_spare_takes_the_place_although_sharing_anew_would_be_fa
     assert best < predict(choice.layout, work, slowdown).iteration_seconds
 
 
+@pytest.mark.parametrize(
+    ("factor", "reason"), [(1.0, "same seats"), (1.03, "same seats"), (1.5, "redistributed")]
+)
+def test_a_node_that_has_become_slow_gets_less_to_do_at_the_next_transition(
+    factor: float, reason: str
+) -> None:
+    work = small_work(hardware=replace(MACHINE, flops=1e9), global_batch_size=400)
+    layout = choose_layout(work, None, FOUR, ALL, {}).layout
+    mine = [*FOUR[:3], NodeSlots("c3", 1, factor)]
+    choice = choose_layout(work, layout, mine, ALL, state_of(layout))
+    assert choice.reason == reason
+    load = {seat.node: 0 for seat in choice.layout.seats}
+    for replica in choice.layout.replicas:
+        for stage in replica.stages:
+            load[choice.layout.seats[stage.ranks[0]].node] += stage.num_layers * replica.micro_batches
+    assert (load["c3"] < load["c0"]) == (reason == "redistributed")
+
+
 def test_a_depth_that_needs_nodes_that_never_came_gives_way() -> None:
     choice = choose_layout(small_work(pipeline=4), None, nodes(3), {"c0", "c1", "c2"}, {})
     assert all(len(replica.stages) <= 3 for replica in choice.layout.replicas)

@@ -302,6 +302,8 @@ def test_plans_reckon_with_slow_nodes_and_can_be_asked_whether_one_is_worth_havi
 
     run(work())
     assert [event["slowdowns"] for event in job.events("plans_ready")] == [{}, {slow: 4.0}]
+    # The task's next transition knows of it, whatever it is for.
+    assert job.tasks["light"].nodes[0].slowdown == 4.0
     verdict = job.planning.better_without("light", slow)()
     assert verdict is not None
     assert verdict.better  # the spare steps in

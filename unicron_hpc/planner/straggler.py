@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from unicron_hpc.errors import PlanError
+from unicron_hpc.planner.cost import predict
 from unicron_hpc.planner.layout import Layout
 from unicron_hpc.planner.search import search
 from unicron_hpc.planner.work import NodeSlots, TaskWork
@@ -31,11 +32,17 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     better
         Whether to take the node out: its place is worth `WORTH` more to a spare, or the best plan gives it
         no seat.
+    now_seconds
+        An iteration of the layout that runs; None where none was given.
+    share_anew
+        Whether the best plan saves `WORTH` of what runs now: with the node, a transition pays all the same.
     """
 
     with_seconds: float
     without_seconds: float
     better: bool
+    now_seconds: float | None = None
+    share_anew: bool = False
 
 
 def better_without(
@@ -68,14 +75,34 @@ def better_without(
     """
     if name not in {node.name for node in nodes}:
         raise PlanError(f"no node '{name}' in this task", where=f"task '{work.name}'")
-    now = search(work, nodes, previous=previous)
+    best = search(work, nodes, previous=previous)
+    then = _seconds_without(work, nodes, name, spares, previous)
+    running = None
+    if previous is not None:
+        slowdown = {node.name: node.slowdown for node in nodes}
+        running = predict(previous, work, slowdown).iteration_seconds
+    return Verdict(
+        with_seconds=best.candidate.seconds,
+        without_seconds=then,
+        better=math.isfinite(then)
+        and (name in best.idle_nodes or then < best.candidate.seconds * (1 - WORTH)),
+        now_seconds=running,
+        share_anew=running is not None and best.candidate.seconds < running * (1 - WORTH),
+    )
+
+
+def _seconds_without(
+    work: TaskWork,
+    nodes: Sequence[NodeSlots],
+    name: str,
+    spares: Sequence[NodeSlots],
+    previous: Layout | None,
+) -> float:
     others = [node for node in nodes if node.name != name]
     others += sorted(spares, key=lambda node: node.slowdown)[:1]
     if len(others) < work.min_nodes:
-        return Verdict(with_seconds=now.candidate.seconds, without_seconds=math.inf, better=False)
+        return math.inf
     try:
-        then = search(work, others, previous=previous).candidate.seconds
+        return search(work, others, previous=previous).candidate.seconds
     except PlanError:
-        then = math.inf
-    better = name in now.idle_nodes or then < now.candidate.seconds * (1 - WORTH)
-    return Verdict(with_seconds=now.candidate.seconds, without_seconds=then, better=better)
+        return math.inf

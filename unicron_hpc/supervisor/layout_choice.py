@@ -26,7 +26,8 @@ class Choice(msgspec.Struct, frozen=True):
     Attributes
     ----------
     reason
-        `start`, `same seats` (only processes are replaced), `spare` or `redistributed`.
+        `start`, `same seats` (only processes are replaced), `spare` or `redistributed`. Slow nodes can turn
+        either of the middle two into the last.
     """
 
     layout: Layout
@@ -80,7 +81,7 @@ def _choose(
         return Choice(best_layout(within_reach(work, nodes), nodes), "start")
     names = {node.name for node in nodes}
     lost = {seat.node for seat in previous.seats} - names
-    if not lost and names <= set(planned):
+    if not lost and names <= set(planned) and not _much_slower(previous, work, previous, nodes):
         return Choice(previous, "same seats")
     if lost and len(nodes) >= len(planned):
         seated_before = {seat.node for seat in previous.seats}
@@ -97,7 +98,7 @@ def _choose(
 
 
 def _much_slower(moved: Layout, work: TaskWork, previous: Layout, nodes: Sequence[NodeSlots]) -> bool:
-    """Whether another layout saves so much that more state may move: a spare can be slow."""
+    """Whether another layout saves so much that more state may move: nodes can be slow, spares too."""
     slowdown = {node.name: node.slowdown for node in nodes}
     if len({slowdown[seat.node] for seat in moved.seats}) == 1:
         return False

@@ -166,6 +166,7 @@ class Planning:
             if self._plan.install(prepared):
                 for name, work in prepared.works.items():
                     self._tasks[name].use(work)
+                    self._tasks[name].keep(self._plan.nodes[name])  # as slow as they are known to be now
                 self._journal.write(
                     "plans_ready",
                     self._epoch,
