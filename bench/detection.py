@@ -32,6 +32,8 @@ SETTLE = 25
 TOLERANCE = 1e-5
 #: Runs with faults neither write checkpoints nor find those of others.
 NO_CHECKPOINTS = {"checkpoint.save_interval": 0, "checkpoint.resume": "false"}
+#: So many faults on one node would have it taken out, rightly; here it is healthy.
+MANY_FAULTS = {"recovery.max_faults_per_node": 1000}
 #: Of the soak: one every few seconds.
 SOAK_CHECKPOINTS = {"checkpoint.save_interval": 25, "checkpoint.resume": "false"}
 #: kind -> the drills that make it, in turn; and how long detection may take at most, in seconds (a hang:
@@ -136,7 +138,7 @@ class Bench:
 
     def _submit(self, what: str, settings: Mapping[str, object]) -> Watched:
         self._say(f"{what}: submitting {ACTIVE} nodes and {settings.get('slurm.spares', 0)} spares")
-        return self._place.submit(TRAIN_YAML, {"slurm.nodes": ACTIVE, **settings})
+        return self._place.submit(TRAIN_YAML, {"slurm.nodes": ACTIVE, **MANY_FAULTS, **settings})
 
     def _end(self, name: str, run: Watched, *, compare: bool = True) -> None:
         if compare:

@@ -47,7 +47,7 @@ def drills(embedded: Cluster) -> Drills:
             "drilled",
             slurm={"nodes": 4, "spares": 2},
             train={**RATE, "train_iters": 100_000},
-            recovery={"slow_node_window": 5},
+            recovery={"slow_node_window": 5, "max_faults_per_node": 100},
         )
         job.wait_iteration(10)
         plan = [
