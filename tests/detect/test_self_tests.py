@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from unicron_hpc.detect.self_tests import (
     DAMAGED_MESSAGE,
     FACTOR,
-    LEAST_NODES,
     MARGIN,
     SLOW_LINK,
     SLOW_PRODUCT,
@@ -26,7 +25,7 @@ from unicron_hpc.runtime.self_test import partners
 
 few = settings(max_examples=60, deadline=None)
 #: Nodes, and ranks on each.
-sizes = st.tuples(st.integers(LEAST_NODES, 12), st.integers(1, 4))
+sizes = st.tuples(st.integers(3, 12), st.integers(1, 4))
 
 
 def made(
@@ -103,6 +102,13 @@ def test_a_badly_connected_node_is_named_from_what_its_connections_have_in_commo
 def test_one_bad_connection_names_both_ends() -> None:
     tested = made(4, 1, link=lambda rank, peer: 0.1 if {rank, peer} == {1, 3} else 0.0005)
     assert found(tested) == [(("n1", "n3"), SLOW_LINK)]
+
+
+def test_a_node_that_is_well_connected_to_somebody_is_not_named_alone() -> None:
+    tested = made(8, 1, link=lambda rank, peer: 0.1 if {rank, peer} in ({0, 1}, {0, 2}) else 0.0005)
+    assert found(tested) == [(("n0", "n1", "n2"), SLOW_LINK)]
+    only = made(3, 1, link=lambda rank, peer: 0.1 if {rank, peer} == {0, 1} else 0.0005)
+    assert found(only) == [(("n0", "n1"), SLOW_LINK)]
 
 
 def test_a_network_that_is_slow_everywhere_names_nobody() -> None:
