@@ -136,6 +136,22 @@ def test_a_node_tells_of_a_finding_once_until_it_has_gone_away(
     assert errors() == ["run folder not writable"]
 
 
+@pytest.mark.parametrize(("device", "errors"), [("cuda", ["GPU missing"]), ("cpu", [])])
+def test_gpus_are_counted_against_what_slurm_says_where_the_training_needs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, errors: list[str]
+) -> None:
+    (tmp_path / "logs").mkdir()
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho '0, 00000000:1B:00.0'\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name, text in {"JOB_ID": "17", "JOB_NODELIST": "n1", "GPUS_ON_NODE": "2"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", text)
+    health = NodeHealth(tmp_path, settings(f"train.device={device}", run_dir=tmp_path), 1, lambda body: None)
+    assert [noticed.finding.error for noticed in within(health.check())] == errors
+    assert health.buses == (("00000000:1b:00.0",) if device == "cuda" else None)
+
+
 def test_a_nodes_own_state_is_looked_at_again_when_another_is_lost(tmp_path: Path) -> None:
     async def work() -> None:
         job = Job(tmp_path)
