@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from unicron_hpc.runtime.orders import Exchange, SelfTest
 
-#: Rows and columns of the matrices: a millisecond's work on one core, and on a GPU. Not more than 2048: sums up
-#: to that are exact even where a user allows TF32, which keeps 11 bits of what is multiplied.
-CPU_SIZE, CUDA_SIZE = 192, 2048
+#: Rows and columns of the matrices: a millisecond's work on one core, and on a GPU. Not more than 2048: sums
+#: up to that are exact even where a user allows TF32, which keeps 11 bits of what is multiplied.
+CPU_SIZE, CUDA_SIZE = 384, 2048
 #: The fastest of so many counts: a neighbour on the same core delays one, hardly all.
 REPEATS = 3
 #: Bytes of a timed message.
