@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from unicron_hpc.detect.self_tests import (
     DAMAGED_MESSAGE,
     FACTOR,
-    MARGIN,
+    LINK_MARGIN,
+    PRODUCT_MARGIN,
     SLOW_LINK,
     SLOW_PRODUCT,
     WRONG_PRODUCT,
@@ -79,7 +80,10 @@ def test_one_slow_rank_is_no_slow_node() -> None:
 
 
 def test_a_little_is_never_much_however_fast_the_others_are() -> None:
-    assert judge(made(4, 1, product=lambda rank: MARGIN if rank == 3 else MARGIN / 1000)) == []
+    least = PRODUCT_MARGIN
+    assert judge(made(4, 1, product=lambda rank: least if rank == 3 else least / 1000)) == []
+    least = LINK_MARGIN
+    assert judge(made(4, 1, link=lambda rank, peer: least if {rank, peer} == {1, 3} else least / 1000)) == []
 
 
 @few

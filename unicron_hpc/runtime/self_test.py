@@ -17,7 +17,7 @@ from unicron_hpc.runtime.orders import Exchange, SelfTest
 #: up to that are exact even where a user allows TF32, which keeps 11 bits of what is multiplied.
 CPU_SIZE, CUDA_SIZE = 384, 2048
 #: The fastest of so many counts: a neighbour on the same core delays one, hardly all.
-REPEATS = 3
+PRODUCTS, EXCHANGES = 3, 2
 #: Bytes of a timed message.
 MESSAGE = 128 * 1024
 
@@ -58,9 +58,9 @@ def _multiply(device: torch.device, rank: int) -> tuple[float, bool]:
     """Fastest product, and whether it is right: small integers, so every sum is exact in any order."""
     size = CPU_SIZE if device.type == "cpu" else CUDA_SIZE
     numbers = torch.arange(size * size, device=device, dtype=torch.float32).view(size, size)
-    left, right = torch.remainder(numbers * 7 + rank, 3) - 1, torch.remainder(numbers * 5 + 1, 3) - 1
-    product, fastest = left @ right, float("inf")  # the first one prepares the library
-    for _ in range(REPEATS):
+    left = torch.remainder(numbers * 7 + rank, 3) - 1
+    right, product, fastest = left.t(), left, float("inf")
+    for _ in range(PRODUCTS):  # in a fresh process the first one also prepares the library
         _wait(device)
         began = time.perf_counter()
         product = left @ right
@@ -77,7 +77,7 @@ def _exchange(group: dist.ProcessGroup, rank: int, peer: int) -> Exchange:
     count = MESSAGE // 4
     outgoing, expected = _pattern(rank, count), _pattern(peer, count)
     fastest, intact = float("inf"), True
-    for _ in range(REPEATS):
+    for _ in range(EXCHANGES):
         incoming = torch.zeros(count)
         began = time.perf_counter()
         _swap(group, peer, outgoing, incoming)
