@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import lzma
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,11 @@ class Endless(io.RawIOBase):
 
 def test_a_log_is_read_piece_by_piece_and_a_line_without_end_is_cut() -> None:
     file = Endless(64 << 20)
+    tracemalloc.start()
     (line,) = lines(file)  # type: ignore[arg-type]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 << 20
     assert (line[0], len(line[1])) == (1, LONGEST_LINE)
     assert 0 < file.largest <= 1 << 20
 

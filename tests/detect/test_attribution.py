@@ -176,6 +176,11 @@ def test_the_rank_that_lags_in_the_collectives_is_the_suspect_of_those_that_wait
     assert judge(reports).suspects == ()
 
 
+def test_most_cannot_lag_behind_one() -> None:
+    behind = [fault(k, 600.0, TIMEOUT, sequence=39) for k in range(3)]
+    assert judge([*behind, fault(3, 600.0, TIMEOUT, sequence=40)]).suspects == ()
+
+
 def test_who_says_nothing_while_its_groups_complain_is_the_suspect() -> None:
     reports = [fault(0, 600.0, TIMEOUT), fault(3, 600.0, TIMEOUT), fault(1, 601.0, TIMEOUT)]
     verdict = judge(reports, SQUARE)
@@ -229,4 +234,5 @@ def test_restarts_of_several_ranks_on_one_node_accuse_the_node() -> None:
 def test_a_warning_is_no_fault() -> None:
     warning = explain_exception("NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13")
     assert warning.severity is Severity.INFO
-    assert judge([fault(1, 0.0, warning)]).action is Action.NOTHING
+    verdict = judge([fault(1, 0.0, warning)])
+    assert (verdict.action, verdict.suspects, verdict.finding) == (Action.NOTHING, (), None)

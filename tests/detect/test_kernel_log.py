@@ -69,6 +69,11 @@ def test_two_gpus_lost_at_once_are_told_apart() -> None:
     assert [event.pci for event in read(both)] == ["0000:b3:00.0", "0000:c4:00.0"]
 
 
+def test_a_line_with_an_address_of_its_own_is_no_part_of_anothers_record() -> None:
+    own = "NVRM: gpu 0000:c4:00.0 has fallen off the bus"
+    assert [event.pci for event in read([lost("0000:b3:00.0")[0], own])] == ["0000:c4:00.0"]
+
+
 def test_a_record_whose_end_never_comes_is_no_event_and_spoils_no_other() -> None:
     cut = lost("0000:b3:00.0")[:2]
     assert read(cut) == []

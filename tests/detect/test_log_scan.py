@@ -98,6 +98,16 @@ def test_lines_of_others_inside_a_traceback_are_findings_of_their_own() -> None:
     assert [finding.rule.name for finding in found] == ["xid-fallen-off", "program-exception"]
 
 
+def test_an_exceptions_text_is_kept_to_some_lines() -> None:
+    (finding,) = scan(HEAD + ECC + "\n  more" * 500)
+    assert 10 < len(finding.text.splitlines()) < 50
+
+
+def test_colours_between_the_letters_of_a_word_do_not_hide_it() -> None:
+    (finding,) = scan(ECC.replace("uncorrectable E", "uncorrec\x1b[1mtable\x1b[0m E"))
+    assert (finding.rule.error, finding.line) == ("ECC error", ECC)
+
+
 def test_a_group_of_exceptions_is_read() -> None:
     group = (
         "  + Exception Group Traceback (most recent call last):\n"
@@ -180,7 +190,8 @@ def test_a_files_name_tells_rank_and_host(name: str, place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tasks", "numbers"), [("3", (3,)), ("0-2,7", (0, 1, 2, 7)), ("0-999999999999", ()), ("-", ())]
+    ("tasks", "numbers"),
+    [("3", (3,)), ("0-2,7", (0, 1, 2, 7)), ("0-999999999999", ()), ("-", ()), ("0-" + "9" * 30, ())],
 )
 def test_lists_of_tasks_are_spelled_out(tasks: str, numbers: tuple[int, ...]) -> None:
     assert tasks_in(f"srun: error: n1: tasks {tasks}: Killed") == numbers
@@ -192,8 +203,8 @@ def test_lists_of_tasks_are_spelled_out(tasks: str, numbers: tuple[int, ...]) ->
 def test_the_cause_in_one_ranks_log_is_told_from_the_complaints_in_the_others() -> None:
     told = story(
         rank0=f"2025-03-03 10:00:01 {PEER}",
-        rank3=f"2025-03-03 10:00:02 {ECC}",
         rank1=f"2025-03-03 10:00:03 {PEER}",
+        rank3=f"2025-03-03 10:00:02 {ECC}",
     )
     found = cause(told)
     assert found is not None

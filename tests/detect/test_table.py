@@ -151,6 +151,27 @@ def test_the_first_row_that_fits_decides_and_both_xid_and_pattern_must_fit() -> 
     assert [row and row.name for row in found] == ["fatal", "any", "late"]
 
 
+def test_a_rule_without_any_word_is_tried_on_every_line() -> None:
+    table = Table([rule("number", r"\b\d{3}\b"), rule("word", "leaf")])
+    assert [row and row.name for row in map(table.find, ("x 123", "leaf", "12"))] == ["number", "word", None]
+
+
+@pytest.mark.parametrize(
+    ("severity", "blame", "drain", "drains"),
+    [
+        ("SEV1", Blame.NODE, None, True),
+        ("SEV1", Blame.NODE, False, False),
+        ("SEV1", Blame.NETWORK, None, False),
+        ("SEV2", Blame.NODE, None, False),
+        ("SEV2", Blame.NODE, True, True),
+    ],
+)
+def test_a_node_is_drained_when_it_is_out_and_to_blame_or_when_the_rule_says_so(
+    severity: str, blame: Blame, drain: bool | None, drains: bool
+) -> None:
+    assert rule("a", "leaf", severity=severity, blame=blame, drain=drain).drains is drains
+
+
 def test_rows_for_exceptions_leave_other_lines_alone() -> None:
     progress = "the last request timed out, trying again"
     assert default_table().find(progress) is None

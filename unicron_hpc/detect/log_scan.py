@@ -123,6 +123,8 @@ class LogScan:
 
     def feed(self, raw: bytes, number: int) -> None:
         """Take a line without its end; `number` counts from 1."""
+        if b"\x1b" in raw:
+            raw = without_colours(raw.decode("utf-8", "replace")).encode()
         if (
             not self._tracebacks
             and self._report is None
@@ -132,7 +134,7 @@ class LogScan:
         ):
             self._recent.append(raw)
             return
-        whole = without_colours(raw.decode("utf-8", "replace")).rstrip()
+        whole = raw.decode("utf-8", "replace").rstrip()
         line = take_apart(whole, self.year)
         if self._report is not None and self._report.feed(line.text):
             self._reported(line)

@@ -118,6 +118,6 @@ def _consequences(findings: Sequence[LogFinding], cause: int | None, verdict: Ve
     for k, finding in enumerate(findings):
         rule = finding.rule
         followed = cause is not None and k > cause and (rule.vague or finding.rank in verdict.collateral)
-        if k != cause and (rule.collateral or (followed and rule.severity != "INFO")):
+        if rule.collateral or (followed and rule.severity != "INFO"):
             found.add(k)
     return frozenset(found)

@@ -65,8 +65,6 @@ class Table:
         candidates = self._candidates(raw)
         if not candidates:
             return False
-        if b"\x1b" in raw:
-            return True  # colours may stand between the letters of a word
         text = raw.decode("utf-8", "replace")
         raised = EXCEPTION_NAME.search(text) is not None
         # What stands before the message does no harm, except where a row wants to begin with the line.
