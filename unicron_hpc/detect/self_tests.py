@@ -13,8 +13,8 @@ DAMAGED_MESSAGE = Finding("messages arrive damaged", Severity.INFO, Blame.NETWOR
 SLOW_PRODUCT = Finding("node computes slowly", Severity.INFO, Blame.NOBODY)
 SLOW_LINK = Finding("slow connection", Severity.INFO, Blame.NETWORK)
 
-#: A node or a connection stands out if it takes this many times the median and this many seconds more. The
-#: fastest exchange needs two processes awake at once: with three busy ones to a core it came to 17 ms by chance.
+#: A node or a connection stands out if it takes this many times the median and this many seconds more. Even
+#: the fastest exchange needs two processes awake at once: with three busy ones to a core it came to 17 ms.
 FACTOR = 4.0
 PRODUCT_MARGIN, LINK_MARGIN = 0.005, 0.025
 
