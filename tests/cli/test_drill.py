@@ -119,7 +119,7 @@ class TestTheJudgement:
         (tmp_path / "metrics.jsonl").write_text(
             "".join(json.dumps({"time": self.MADE + n, "iteration": n}) + "\n" for n in range(60))
         )
-        watched = Watched(tmp_path, "0" * 12, Culprit("n2", rank), expected, 0, 10.0, 1.0)
+        watched = Watched(tmp_path, "0" * 12, Culprit("n2", rank), expected, 0, 10.0, 1.0, 0.0)
         return failures(watched, Outcome(self.MADE, **seen))
 
     def test_wants_the_culprit_named_and_training_to_go_on(self, tmp_path: Path) -> None:
@@ -145,9 +145,11 @@ class TestTheJudgement:
         assert self.judged(tmp_path, Expected.JOB_FAILS_SAYING_WHY, **(good | {"error": ""}))
 
     def test_wants_a_slow_node_called_slow(self, tmp_path: Path) -> None:
-        assert self.judged(tmp_path, Expected.SLOW_NAMED, warned=["n2"]) == []
+        assert self.judged(tmp_path, Expected.SLOW_NAMED, warned={"n2": 2.0, "n3": 1.2}) == []
         assert self.judged(tmp_path, Expected.SLOW_NAMED) == ["n2 was not called slow"]
-        assert self.judged(tmp_path, Expected.SLOW_NAMED, warned=["n2", "n3"]) == ["n3 was called slow"]
+        assert self.judged(tmp_path, Expected.SLOW_NAMED, warned={"n2": 1.2, "n3": 2.0}) == [
+            "n3 was called slow"
+        ]
 
     def test_wants_nobody_blamed_for_what_is_nobodys_fault(self, tmp_path: Path) -> None:
         assert self.judged(tmp_path, Expected.NOBODY_NAMED, None) == []

@@ -83,7 +83,10 @@ def test_what_was_done_meanwhile_is_in_the_record_afterwards(filled: Filled) -> 
     assert list(losses) == list(range(1, max(losses) + 1))
 
 
-def test_checkpoints_are_saved_again_afterwards(filled: Filled) -> None:
+def test_checkpoints_fail_meanwhile_and_are_saved_again_afterwards(filled: Filled) -> None:
     made = filled.drilled.told["injected"]
+    failed = [e["time"] for e in filled.job.events("checkpoint_failed")]
+    assert failed != []
+    assert all(made < time < made + SECONDS + 5 for time in failed)
     later = [e for e in filled.job.events("checkpoint_saved") if e["time"] > made + SECONDS]
     assert later != []

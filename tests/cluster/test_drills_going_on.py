@@ -47,12 +47,12 @@ def drills(embedded: Cluster) -> Drills:
             "drilled",
             slurm={"nodes": 4, "spares": 2},
             train={**RATE, "train_iters": 100_000},
-            recovery={"slow_node_window": 5, "max_faults_per_node": 100},
+            recovery={"slow_node_window": 8, "slow_node_out_factor": 100, "max_faults_per_node": 100},
         )
         job.wait_iteration(10)
         plan = [
             *((name,) for name in RANKS),
-            ("busy", "--seconds=15"),
+            ("busy", "--seconds=20"),
             *((name, "--seconds=6") for name in NODES[:2]),
             (NODES[2],),
         ]

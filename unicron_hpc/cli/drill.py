@@ -128,7 +128,8 @@ def run(
     kind = KINDS[name]
     _check(name, kind, error=error, cgroup=cgroup, leave=leave, with_=with_, undo=undo)
     folder = find_run_folder(job, run_dir)
-    if not load_resolved(folder / "train.yaml").recovery.drills:
+    recovery = load_resolved(folder / "train.yaml").recovery
+    if not recovery.drills:
         raise ConfigError("recovery.drills is false: this job forbids drills", where=str(folder))
     use_rules_of(folder / RULES)
     events = list(read_lines(folder / EVENTS))
@@ -147,6 +148,7 @@ def run(
         since=len(events),
         seconds=lasting if kind.seconds or kind.site is Site.CLUSTER else 0.0,
         limit=limit,
+        settle=recovery.node_timeout + 1.0,
     )
     say = _Sayer(as_json)
     say(f"drill {name} ({drill.order}) on {drill.culprit} of job {status['job_id']}: {kind.sentence}")
@@ -269,7 +271,7 @@ def _tell(say: _Sayer, drill: Watched, seen: Outcome, wrong: Sequence[str]) -> N
     blamed = ", ".join(str(Culprit(node, rank)) for node, rank in seen.named) or "nobody"
     say(f"blamed      {blamed}")
     if seen.warned:
-        say(f"slow        {', '.join(dict.fromkeys(seen.warned))}")
+        say(f"slow        {', '.join(f'{node}: {factor:.2f}' for node, factor in seen.warned.items())}")
     say(f"action      {seen.action}")
     if seen.recovered is not None:
         say(f"recovered   after {seen.recovered:.3f} s, with iteration {seen.iteration}")

@@ -20,8 +20,6 @@ T = TypeVar("T")
 
 #: Time between two looks at the run folder, in seconds. Records carry their own times.
 _LOOK = 0.25
-#: What is blamed or drained late still counts: so long is waited after the recovery, in seconds.
-_SETTLE = 1.0
 #: Iterations that must be committed after a disturbance is over for training to have gone on.
 _MORE_ITERATIONS = 3
 #: How long a warning of a slow node may come after the disturbance, in seconds.
@@ -44,6 +42,9 @@ class Watched:
         How long the disturbance lasts; 0 for one without an end.
     limit
         Longest wait, in seconds, for the fault to be made and for its outcome each.
+    settle
+        What is blamed or drained so long after the recovery still counts, in seconds. A node is drained when
+        no other has been lost within `recovery.node_timeout`.
     """
 
     run_folder: Path
@@ -53,6 +54,7 @@ class Watched:
     since: int
     seconds: float
     limit: float
+    settle: float
 
     @property
     def node_is_bad(self) -> bool:
@@ -99,7 +101,7 @@ def wait_outcome(drill: Watched, injected: float) -> Outcome:
         return seen if _is_over(drill, seen) else None
 
     if _wait(over, drill.limit + drill.seconds) is not None and not seen.state:
-        time.sleep(_SETTLE)
+        time.sleep(drill.settle)
         seen = outcome(drill.events(), drill.since, injected)
     return seen
 

@@ -35,7 +35,7 @@ class Outcome:
     named
         Who was blamed, as [node, rank]; rank None for a whole node.
     warned
-        Nodes that were called slow.
+        Nodes that were called slow, and how many times as slow as their like, at most.
     action
         What was done, in words.
     recovered
@@ -56,7 +56,7 @@ class Outcome:
     method: str = ""
     severity: str = ""
     named: list[tuple[str, int | None]] = field(default_factory=list)
-    warned: list[str] = field(default_factory=list)
+    warned: dict[str, float] = field(default_factory=dict)
     action: str = ""
     recovered: float | None = None
     iteration: int | None = None
@@ -117,7 +117,8 @@ def outcome(events: Sequence[Event], since: int, injected: float) -> Outcome:
                 nodes = [(node, None) for node in event.get("nodes") or () if node not in seen]
                 verdicts[event["incident"]] = [*ranks, *nodes]
             case "slow_node":
-                found.warned.append(event["node"])
+                node = event["node"]
+                found.warned[node] = max(event["factor"], found.warned.get(node, 0.0))
             case "agent_lost":
                 found.lost.append(event["node"])
             case "drain_requested":
@@ -205,7 +206,9 @@ def wronged(found: Outcome, culprit: Culprit, *, node_is_bad: bool) -> list[str]
     bad = {culprit.node} if node_is_bad else set()
     lines = [f"{node} was taken out" for node in found.lost if node not in bad]
     lines += [f"Slurm was asked to drain {node}" for node in found.drained if node not in bad]
-    lines += [f"{node} was called slow" for node in found.warned if node != culprit.node]
+    # Whoever shares a machine with a slow node may be somewhat slow, too.
+    slowness = found.warned.get(culprit.node, 0.0)
+    lines += [f"{node} was called slow" for node, factor in found.warned.items() if factor > slowness]
     lines += [
         f"{'the node' if rank is None else f'rank {rank}'} on {node} was blamed"
         for node, rank in found.named
