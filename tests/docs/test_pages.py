@@ -66,6 +66,10 @@ def check(words: list[str], place: Path) -> None:
         case "unicron":
             command = importlib.import_module(f"unicron_hpc.cli.{arguments[0]}").command
             assert isinstance(command, click.Command)
+            if isinstance(command, click.Group):
+                inner = command.get_command(click.Context(command), arguments[1])
+                assert inner is not None, f"{arguments[0]} has no sub-command {arguments[1]}"
+                command, arguments = inner, arguments[1:]
             command.make_context(arguments[0], arguments[1:])
         case "squeue":
             assert arguments == []
