@@ -82,9 +82,10 @@ def paused(embedded: Cluster) -> Paused:
 
 
 class TestAStoppedRank:
-    def test_is_found_replaced_and_gone_while_its_node_stays(self, paused: Paused) -> None:
-        faults = paused.job.events("fault_detected", incident=1, rank=paused.stopped["rank"])
-        assert [fault["error"] for fault in faults] == ["rank does not answer"]
+    def test_is_named_by_its_agent_and_replaced_while_its_node_stays(self, paused: Paused) -> None:
+        (fault,) = paused.job.events("fault_detected", incident=1)
+        assert (fault["rank"], fault["node"]) == (paused.stopped["rank"], "n2")
+        assert (fault["error"], fault["method"]) == ("rank stopped", "online statistical monitoring")
         old = {rank["rank"]: rank["pid"] for rank in ranks_of(paused.before_stop)}
         new = {rank["rank"]: rank["pid"] for rank in ranks_of(paused.after_stop)}
         assert {rank for rank in old if old[rank] != new[rank]} == {paused.stopped["rank"]}
@@ -95,6 +96,25 @@ class TestAStoppedRank:
             "n4": "active",
             "n5": "spare",
         }
+
+    def test_has_the_stacks_of_all_ranks_taken_before_it_is_killed(self, paused: Paused) -> None:
+        dumps = [
+            (event["time"], event["node"], rank)
+            for event in paused.job.events("stacks_dumped", epoch=paused.before_stop["epoch"])
+            for rank in event["ranks"]
+        ]
+        taken = {rank["pid"]: rank for _, _, rank in dumps}
+        ranks = ranks_of(paused.before_stop)
+        assert taken.keys() == {rank["pid"] for rank in ranks}
+        for rank in ranks:
+            dump = taken[rank["pid"]]
+            if rank["rank"] == paused.stopped["rank"]:
+                assert ": T" in dump["state"]
+            else:
+                assert "in _iterate" in dump["stacks"]
+            assert f"pid {rank['pid']}" in (paused.job.folder / "logs" / dump["file"]).read_text()
+        (killed,) = paused.job.events("rank_exited", pid=paused.stopped["pid"])
+        assert max(when for when, node, _ in dumps if node == "n2") < killed["time"]
 
     def test_is_replaced_with_state_from_a_peer(self, paused: Paused) -> None:
         (finished,) = paused.job.events("transition_finished", incident=1)[-1:]
