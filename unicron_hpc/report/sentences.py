@@ -202,6 +202,7 @@ _SENTENCES: Mapping[str, Callable[[Event], str]] = {
     "rank_exited": _rank_exited,
     "rank_started": lambda e: f"process {e['pid']} of task {e['task']} runs on {e['node']}",
     "slow_node": _slow_node,
+    "slow_node_recovered": lambda e: f"{e['node']} is as fast as the others again",
     "stacks_dumped": _stacks,
     "state_lost": lambda e: f"no survivor has {names(e['units'])} of task {e['task']}: back to a checkpoint",
     "table_miss": lambda e: f"{e['event']} had no plan ready; made in {seconds(e['seconds'])}",
