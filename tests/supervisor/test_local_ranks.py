@@ -7,6 +7,7 @@ import contextlib
 import os
 import resource
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -279,6 +280,40 @@ def test_only_what_was_written_since_the_last_report_explains_an_end(tmp_path: P
             assert "an old trouble" in end.tail
             assert "an old trouble" not in end.words
             assert end.words.endswith("RuntimeError: a new one\n")
+
+    within(work())
+
+
+def test_a_rank_is_known_by_its_process_also_just_after_its_end(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with node(tmp_path) as here:
+            for number in (1, 2):
+                here.ranks.start(rank(number))
+                await here.greeted(rank(number))
+            await here.ended(rank(1))
+            pids = {number: here.pid(rank(number)) for number in (1, 2)}
+            assert here.ranks.by_pid() == {pids[1]: (rank(1), 0), pids[2]: (rank(2), 0)}
+
+    within(work())
+
+
+def test_what_a_dead_rank_had_sent_is_heard_although_its_socket_stays_open(tmp_path: Path) -> None:
+    """The news of its end waits for what is in the socket's buffer, and for nothing that comes later."""
+
+    async def work() -> None:
+        ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        theirs.sendall(b"x" * 150_000)  # the other end stays open
+        heard = bytearray()
+
+        async def listen() -> None:
+            while True:
+                heard.extend(await reader.readexactly(1000))
+
+        await local_ranks._drained(asyncio.create_task(listen()), ours)
+        assert len(heard) == 150_000
+        writer.close()
+        theirs.close()
 
     within(work())
 
