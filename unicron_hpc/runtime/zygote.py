@@ -28,7 +28,7 @@ from unicron_hpc.supervisor.zygote_messages import (
 )
 
 #: Added to a rank's oom_score_adj: as if it used so many thousandths of the memory more than it does.
-RANK_BADNESS = 500
+RANK_BADNESS = 100
 
 RankMain = Callable[[socket.socket], int]
 
