@@ -44,6 +44,18 @@ def test_outliers_do_not_move_the_usual_duration(pace: float, outliers: list[flo
     assert series(*[pace] * (WINDOW - len(outliers)), *outliers).usual() == pace
 
 
+@few
+@given(st.floats(0.01, 10), st.floats(100, 1000), st.floats(0, 0.001))
+def test_the_level_shows_what_is_slow_now_and_then_but_no_single_outlier(
+    pace: float, high: float, low: float
+) -> None:
+    assert Series(16).level() is None
+    assert abs((series(*[pace] * 14, high * pace, low * pace).level() or 0) - pace) < 1e-9 * pace
+    often = series(*[pace] * 10, *[4 * pace] * 6)
+    assert often.usual() == pace
+    assert (often.level() or 0) > 1.5 * pace
+
+
 def test_only_the_last_durations_count_and_none_from_before_a_change() -> None:
     some = series(*[9.0] * WINDOW, *[1.0] * WINDOW)
     assert some.usual() == 1.0

@@ -155,8 +155,8 @@ class HangWatch:
         return self._iteration.usual() or self._before
 
     def compute(self) -> tuple[float, int]:
-        """Median seconds of own work in this epoch's iterations, and how many these are."""
-        return self._compute.usual() or 0.0, len(self._compute)
+        """Seconds of own work in an iteration of this epoch, of the latest, and how many these are."""
+        return self._compute.level() or 0.0, len(self._compute)
 
     def slower(self, factor: float) -> dict[WorkPhase, float]:
         """Phases that have begun to take `factor` times as long as before, and how many times."""

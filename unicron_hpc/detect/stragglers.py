@@ -32,7 +32,7 @@ class OwnWork:
     expected
         Seconds that it should take, by the cost model; only ratios matter.
     seconds
-        Median seconds of its own work.
+        Seconds of its own work in an iteration.
     """
 
     node: str

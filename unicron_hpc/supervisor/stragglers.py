@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 SLOW_NODE = Finding("slow node", Severity.SEV1, Blame.NODE)
 #: Seconds between two comparisons.
 INTERVAL = 1.0
-#: Iterations that must be behind a rank's median.
+#: Iterations that must be behind a rank's seconds.
 LEAST = 8
 #: A factor that differs from the planned one by more than this is planned for anew.
 STEP = 0.05
