@@ -70,7 +70,7 @@ def test_two_gpus_lost_at_once_are_told_apart() -> None:
 
 
 def test_a_line_with_an_address_of_its_own_is_no_part_of_anothers_record() -> None:
-    own = "NVRM: gpu 0000:c4:00.0 has fallen off the bus"
+    own = "NVRM: device 0000:c4:00.0 has fallen off the bus"
     assert [event.pci for event in read([lost("0000:b3:00.0")[0], own])] == ["0000:c4:00.0"]
 
 

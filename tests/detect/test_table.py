@@ -181,6 +181,52 @@ def test_rows_for_exceptions_leave_other_lines_alone() -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("slurmstepd: error: *** STEP 608.0 ON c1 CANCELLED AT 2025-03-03T10:00:00 ***", "cancelled"),
+        ("slurmstepd: error: *** JOB 608 ON c1 CANCELLED AT 2025-03-03T10:00:00 ***", "cancelled"),
+        (
+            "slurmstepd: error: *** JOB 608 ON c1 CANCELLED AT 2025-03-03T10:00:00 DUE to SIGNAL Killed ***",
+            "cancelled",
+        ),
+        (
+            "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=608.0. Some of your processes may "
+            "have been killed by the cgroup out-of-memory handler.",
+            "host out of memory",
+        ),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=608.0.", "host out of memory"),
+        ("srun: error: node1: task 2: Out Of Memory", "host out of memory"),
+        ("srun: error: node1: task 2: Exited with exit code 137", "exited with an exit code"),
+        ("srun: error: Node failure on node1", "node failed"),
+        ("srun: First task exited 60s ago", "step ends"),
+    ],
+)
+def test_slurms_lines_are_known_in_the_spellings_of_its_versions(line: str, error: str) -> None:
+    found = default_table().find(line)
+    assert found is not None
+    assert found.error == error
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "severity"),
+    [
+        ("ncclUnhandledCudaError: Call to CUDA function failed.", "CUDA error", "SEV2"),
+        ("ncclSystemError: System call (e.g. socket, malloc) failed", "NCCL system error", "SEV3"),
+        ("ncclInternalError: Internal check failed.", "NCCL internal error", "SEV3"),
+        ("ncclInvalidArgument: Invalid value for an argument.", "NCCL called wrongly", "PROGRAM"),
+        ("ncclInvalidUsage: This usually reflects invalid usage", "NCCL called wrongly", "PROGRAM"),
+        ("ncclRemoteError: A call failed possibly due to a network error", "NCCL remote error", "SEV3"),
+        ("ncclInProgress", "NCCL not ready", "SEV3"),
+    ],
+)
+def test_every_result_of_nccl_is_known_by_its_name(name: str, error: str, severity: str) -> None:
+    for text in (name, f"torch.distributed.DistBackendError: NCCL error in: x.cpp:1970, {name}"):
+        found = default_table().find(text, exception=True)
+        assert found is not None
+        assert (found.error, found.severity) == (error, severity)
+
+
+@pytest.mark.parametrize(
     "line",
     [
         " iteration 100/ 500 | lm loss: 2.1E+00 | grad norm: 1.0 | number of nan iterations:   0 |",
