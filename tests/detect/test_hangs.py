@@ -79,8 +79,6 @@ class Rank:
             Sample(
                 time=self.now,
                 count=self.count,
-                epoch=self.epoch,
-                iteration=9,
                 phase=self._phase,
                 since=self._since,
                 state=state,
@@ -180,7 +178,7 @@ def test_who_did_not_look_for_a_while_counts_a_moment_only(
         assert rank.stays(away, "T", interval=away) is None
     for _ in itertools.repeat(None, 3):
         rank.stays(away, "T", interval=away)
-    assert rank.watch.look(Sample(rank.now, rank.count, 1, 9, phase, 0.0, "T")) is None  # told already
+    assert rank.watch.look(Sample(rank.now, rank.count, phase, 0.0, "T")) is None  # told already
 
 
 def test_a_mark_that_is_seen_late_has_lasted_for_a_while() -> None:

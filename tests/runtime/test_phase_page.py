@@ -32,7 +32,6 @@ class Writer:
     def end(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
-        self.page.close()
 
 
 @pytest.fixture
@@ -104,7 +103,6 @@ def test_half_a_record_is_passed_over_for_the_one_before() -> None:
     mark = page.mark()
     assert mark is not None
     assert mark.phase is WorkPhase.FORWARD
-    page.close()
 
 
 def test_a_stopped_writer_and_one_that_holds_the_interpreters_lock_can_be_read(writer: Begin) -> None:
@@ -168,7 +166,6 @@ def test_a_thread_that_was_left_behind_does_not_speak_for_the_rank() -> None:
     assert (mark.phase, mark.epoch) == (WorkPhase.GROUPS, 2)
     assert mark.thread == threading.get_native_id()
     assert page.pace() is None
-    page.close()
 
 
 def test_an_iterations_time_is_shared_out_over_its_phases() -> None:
@@ -189,7 +186,6 @@ def test_an_iterations_time_is_shared_out_over_its_phases() -> None:
     assert pace.phases[WorkPhase.FORWARD] >= 0.01
     assert pace.phases[WorkPhase.EXCHANGE] >= 0.005
     assert abs(sum(pace.phases) - pace.seconds) < 1e-6
-    page.close()
 
 
 def test_without_an_agent_marks_go_nowhere() -> None:
@@ -197,3 +193,12 @@ def test_without_an_agent_marks_go_nowhere() -> None:
     marks.take(WorkPhase.FORWARD, epoch=1)
     marks.begin_iteration(1)
     marks.end_iteration()
+
+
+def test_a_page_that_nobody_has_any_more_is_closed() -> None:
+    page = PhasePage()
+    descriptor = page.descriptor
+    os.fstat(descriptor)
+    del page
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)

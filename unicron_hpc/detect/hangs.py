@@ -52,7 +52,7 @@ class Sample:
     ----------
     time
         Monotonic seconds of the look.
-    count, epoch, iteration, phase, since
+    count, phase, since
         Its mark, see `runtime.phase_page`.
     state
         Letter of /proc/PID/stat for the thread that works; empty if it was not looked up.
@@ -64,8 +64,6 @@ class Sample:
 
     time: float
     count: int
-    epoch: int
-    iteration: int
     phase: WorkPhase
     since: float
     state: str = ""

@@ -18,6 +18,7 @@ import os
 import struct
 import threading
 import time
+import weakref
 import zlib
 from dataclasses import dataclass
 from typing import Any
@@ -171,7 +172,7 @@ class PhaseMarks:
 
 
 class PhasePage:
-    """The agent's side: makes the memory and reads it.
+    """The agent's side: makes the memory and reads it, as long as anybody has the page.
 
     Attributes
     ----------
@@ -181,13 +182,9 @@ class PhasePage:
 
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("unicron-phases", os.MFD_CLOEXEC)
+        self._close = weakref.finalize(self, os.close, self.descriptor)
         self.expect_dump()
         self._page = mmap.mmap(self.descriptor, PAGE_BYTES, prot=mmap.PROT_READ)
-
-    def close(self) -> None:
-        """The rank is gone, and what it left has been read."""
-        self._page.close()
-        os.close(self.descriptor)
 
     def expect_dump(self) -> None:
         """Forget the last dump."""

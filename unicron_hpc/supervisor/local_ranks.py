@@ -206,7 +206,6 @@ class LocalRanks:
         try:
             process = await self._zygote.spawn(rank_log.path, environment, page)
         except UnicronError as error:
-            page.close()
             self._is_wanted(address)
             self._report(RankExited(address, 0, None, str(error), time.time()))
             return

@@ -98,9 +98,7 @@ class RankWatch:
 
     def remove(self, address: RankAddress) -> None:
         """It is gone."""
-        rank = self._ranks.pop(address, None)
-        if rank is not None:
-            rank.page.close()
+        self._ranks.pop(address, None)
 
     def cut(self, address: RankAddress, epoch: int) -> None:
         """The rank was told to stop for a new epoch: until it is there, only the coordinator judges it."""
@@ -170,8 +168,6 @@ class RankWatch:
         sample = Sample(
             time=now,
             count=mark.count,
-            epoch=mark.epoch,
-            iteration=mark.iteration,
             phase=mark.phase,
             since=mark.since,
             state=state,
