@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.detect.field_cases import CASES
 from unicron_hpc.detect.attribution import judge
-from unicron_hpc.detect.exceptions import explain_exception
+from unicron_hpc.detect.exceptions import UNKNOWN_EXCEPTION, explain_exception
 from unicron_hpc.detect.exits import HOST_MEMORY, explain_exit
 from unicron_hpc.detect.reports import Action, Report, Sign, Structure, Verdict
 from unicron_hpc.detect.sequence import read_report, verdict_as_data
@@ -133,6 +133,12 @@ def test_a_rank_that_complained_before_it_was_killed_is_no_suspect() -> None:
     verdict = judge(reports)
     assert (verdict.suspects, verdict.collateral) == ((3,), (0,))
     assert judge(reports[:2]).suspects == ()
+
+
+def test_a_rank_that_lost_a_peer_and_then_raises_something_else_is_a_suspect() -> None:
+    raised = fault(0, 9.0, UNKNOWN_EXCEPTION, vague=True)
+    assert judge([fault(0, 1.0, PEER_GONE), fault(1, 1.0, PEER_GONE), raised]).suspects == (0,)
+    assert judge([fault(0, 1.0, PEER_GONE), fault(0, 9.0, explain_exit(1), vague=True)]).suspects == ()
 
 
 def test_a_kill_long_after_the_others_complained_is_the_launchers() -> None:

@@ -120,7 +120,9 @@ class _Court:
         if finding is not None and finding.severity is Severity.INFO:
             return None
         vague = finding is None or report.vague
-        if (vague or report.sign is Sign.DEATH) and self._complained_before(report):
+        # An exception with words of its own is news, even of a rank that had lost a peer before.
+        ends = report.sign is Sign.DEATH or (vague and finding != UNKNOWN_EXCEPTION)
+        if ends and self._complained_before(report):
             return _Strength.COLLATERAL
         if report.sign is Sign.DEATH and self._in_aftermath(report):
             return _Strength.VAGUE

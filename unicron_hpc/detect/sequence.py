@@ -7,6 +7,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
+from unicron_hpc.detect.exceptions import UNKNOWN_EXCEPTION
 from unicron_hpc.detect.exits import HOST_MEMORY, explain_exit, signal_of
 from unicron_hpc.detect.reports import Report, Sign, Structure, Verdict
 from unicron_hpc.detect.severity import LOST_CONNECTION, NOT_ANSWERING, Finding
@@ -61,7 +62,7 @@ def _meaning(entry: Mapping[str, Any], event: str, table: Table) -> tuple[Sign, 
     text = str(entry.get("exc") or "")
     if text:
         row = table.find(text, exception=True)
-        return Sign.FAULT, row.finding if row else None, row.vague if row else True, text
+        return Sign.FAULT, row.finding if row else UNKNOWN_EXCEPTION, row.vague if row else True, text
     if xid := _whole(entry, "xid"):
         row = table.find(
             f"NVRM: Xid (PCI:{entry.get('pci') or '0000:00:00'}): {xid}, {entry.get('name') or ''}"
