@@ -77,6 +77,12 @@ class _Court:
         self.structure = structure
         self.reports = _with_memory_kills(reports, structure)
         self.start = min((report.time for report in reports), default=0.0)
+        # When each rank first complained, and first was silent without having said so; reversed, so that the
+        # earliest stays.
+        self.complained = {r.rank: r.time for r in reversed(self.reports) if _complains(r)}
+        self.silent = {
+            r.rank: r.time for r in reversed(self.reports) if r.sign is Sign.SILENT and not self._excused(r)
+        }
 
     def verdict(self) -> Verdict:
         strengths = [(self._strength(report), report) for report in self.reports]
@@ -130,18 +136,14 @@ class _Court:
 
     def _complained_before(self, death: Report) -> bool:
         """Whether the rank had lost or waited for a peer before it ended."""
-        return any(
-            r.rank is not None and r.rank == death.rank and r.time <= death.time and _complains(r)
-            for r in self.reports
-        )
+        return death.rank is not None and self.complained.get(death.rank, death.time + 1) <= death.time
 
     def _in_aftermath(self, death: Report) -> bool:
         """Whether others had been silent or had complained for a while when it came."""
         return any(
-            r.rank != death.rank
-            and death.time - r.time > AFTERMATH
-            and (_complains(r) or (r.sign is Sign.SILENT and not self._excused(r)))
-            for r in self.reports
+            rank != death.rank and death.time - since > AFTERMATH
+            for since_by_rank in (self.complained, self.silent)
+            for rank, since in since_by_rank.items()
         )
 
     def _excused(self, silence: Report) -> bool:

@@ -114,10 +114,10 @@ def _wanted_end(findings: Sequence[LogFinding], cause: int | None) -> int | None
 
 
 def _consequences(findings: Sequence[LogFinding], cause: int | None, verdict: Verdict) -> frozenset[int]:
-    found = set()
+    found, collateral = set(), set(verdict.collateral)
     for k, finding in enumerate(findings):
         rule = finding.rule
-        followed = cause is not None and k > cause and (rule.vague or finding.rank in verdict.collateral)
+        followed = cause is not None and k > cause and (rule.vague or finding.rank in collateral)
         if rule.collateral or (followed and rule.severity != "INFO"):
             found.add(k)
     return frozenset(found)
