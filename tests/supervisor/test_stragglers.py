@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tests.planner.works import small_work
 from tests.supervisor.events import within
 from unicron_hpc.config import RecoverySettings
@@ -162,6 +164,21 @@ def test_noise_and_common_slowness_name_nobody(tmp_path: Path) -> None:
     within(work())
 
 
+def test_looks_in_quick_succession_are_one(tmp_path: Path) -> None:
+    class Counted(dict[str, Running]):
+        looks = 0
+
+        def items(self) -> Any:
+            self.looks += 1
+            return super().items()
+
+    tasks = Counted(running({}))
+    eye = Eye(tmp_path)
+    for hundredth in range(250):
+        eye.stragglers.look(tasks, 1, 5.0 + hundredth / 100)
+    assert tasks.looks == 3
+
+
 def test_ranks_are_compared_when_all_of_them_have_been_measured() -> None:
     (task,) = running({}).values()
     works = own_work(task)
@@ -171,6 +188,11 @@ def test_ranks_are_compared_when_all_of_them_have_been_measured() -> None:
     assert works[1].kind == works[3].kind
     assert works[0].kind != works[1].kind
     assert works[1].expected > works[0].expected  # the loss head comes on top
+    pipeline = Replica((Stage(0, 0, (0,)), Stage(1, 1, (1,)), Stage(2, 2, (2,)), Stage(3, 3, (3,))), 0, 4)
+    deep = own_work(Running(msgspec.structs.replace(LAYOUT, replicas=(pipeline,)), task.work, task.vitals))
+    assert deep is not None
+    assert deep[0].kind != deep[1].kind  # the embedding
+    assert deep[1].kind == deep[2].kind != deep[3].kind
     (early,) = running({}, LEAST - 1).values()
     assert own_work(early) is None
     missing = {rank: vital for rank, vital in task.vitals.items() if rank != 2}
