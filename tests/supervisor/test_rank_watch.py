@@ -18,6 +18,7 @@ from unicron_hpc.planner.layout import Seat
 from unicron_hpc.supervisor.local_ranks import LocalRanks
 from unicron_hpc.supervisor.messages import Body, Noticed, RankExited, RankStarted
 from unicron_hpc.supervisor.rank_messages import Cut, RankAddress, Stop
+from unicron_hpc.supervisor.rank_watch import TRAVELS
 from unicron_hpc.supervisor.watch_messages import StacksDumped, Vital
 
 
@@ -115,6 +116,7 @@ def test_who_is_stuck_by_itself_is_named_and_who_waits_or_trains_is_not(tmp_path
             for slot in (*range(len(words)), trains):
                 assert "in _train" in taken[slot].stacks
             assert "python3: T" in taken[stopped].state
+            assert sum(len(stacks.stacks) for stacks in dumped.ranks) <= TRAVELS
             await here.until(lambda: sum(isinstance(b, RankExited) for b in here.reports) == trains + 1)
             assert all(b.status == -9 for b in here.reports if isinstance(b, RankExited))
             for slot in range(trains + 1):

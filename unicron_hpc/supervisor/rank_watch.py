@@ -10,6 +10,8 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 
+import msgspec
+
 from unicron_hpc.config import RecoverySettings
 from unicron_hpc.detect import stacks as dumped_stacks
 from unicron_hpc.detect.hangs import (
@@ -40,6 +42,8 @@ INTERVAL = 0.1
 SAME_DUMP = 1.0
 #: Iterations between two questions whether a rank has become slower.
 OFTEN = 8
+#: Characters of a node's stacks that travel to the coordinator and its journal; the files have all.
+TRAVELS = 16_000
 #: How long the line of a program may take to be read.
 SOURCE_LIMIT = 0.1
 
@@ -209,9 +213,9 @@ class RankWatch:
             self._accuse(rank, mark, suspicion, "", seen)
             await self._stacks(rank)
             return
-        await self._stacks(rank)
+        taken = await self._stacks(rank)
         where = ""
-        frames = dumped_stacks.stack(rank.page.dump(), mark.ident)
+        frames = dumped_stacks.stack(taken.stacks, mark.ident)
         if dumped_stacks.compiles(frames):
             log.info("%s compiles in the midst of %s", _name(rank), mark.phase.title)
             rank.watch.compiles()
@@ -240,7 +244,10 @@ class RankWatch:
         self._report(Noticed(finding, Method.STATISTICS, detail, seen, rank.address, mark.epoch))
 
     async def _tell_stacks(self, task: str, epoch: int, taking: Sequence[Awaitable[RankStacks]]) -> None:
-        self._report(StacksDumped(task, epoch, tuple(await asyncio.gather(*taking))))
+        taken = await asyncio.gather(*taking)
+        share = TRAVELS // max(len(taken), 1)
+        short = (msgspec.structs.replace(one, stacks=one.stacks[:share]) for one in taken)
+        self._report(StacksDumped(task, epoch, tuple(short)))
 
     def _stacks(self, rank: Watched) -> Awaitable[RankStacks]:
         """The rank's stacks, taken now or a moment ago."""
@@ -258,7 +265,7 @@ class RankWatch:
         try:
             taken = await stacks.take(rank.address, rank.process, rank.page, file)
             rank.taken = (time.monotonic(), taken)
-            self._background(stacks.keep(taken, rank.page.dump(), file))
+            self._background(stacks.keep(taken, file))
             return taken
         finally:
             rank.taking = None

@@ -23,8 +23,6 @@ log = logging.getLogger(__name__)
 DUMP_LIMIT = 0.15
 #: A dump that has not grown for this long is complete.
 QUIET = 0.01
-#: Characters of a dump that travel.
-TRAVELS = 8000
 #: How long the file in the run folder may take.
 FILE_LIMIT = 5.0
 
@@ -47,13 +45,13 @@ async def take(address: RankAddress, process: RankProcess, page: PhasePage, file
         text = threads.kernel_stack(process.pid, mark.thread)
     else:
         text = await _ask(process, page)
-    return RankStacks(address, process.pid, state, text[:TRAVELS], file.name)
+    return RankStacks(address, process.pid, state, text, file.name)
 
 
-async def keep(taken: RankStacks, whole: str, file: Path) -> None:
+async def keep(taken: RankStacks, file: Path) -> None:
     """Append a dump to its file, however slow the disk is."""
     when = time.strftime("%Y-%m-%dT%H:%M:%S")
-    text = f"== {when} pid {taken.pid} {taken.state}\n{whole or taken.stacks}\n"
+    text = f"== {when} pid {taken.pid} {taken.state}\n{taken.stacks}\n"
     try:
         await in_time(lambda: _append(file, text), FILE_LIMIT)
     except (OSError, TimeoutError) as error:

@@ -45,7 +45,7 @@ class RankStacks(msgspec.Struct, frozen=True):
     state
         What the system says about its threads, one line.
     stacks
-        What the process wrote, at most some kilobytes; empty if it could not (the state says why).
+        What the process wrote, cut to some kilobytes a node; empty if it could not (the state says why).
     file
         Name of the file in `logs/` that has all of it.
     """
