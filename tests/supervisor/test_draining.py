@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,7 @@ class TestNodesThatGoSilentTogether:
         async def work() -> None:
             for node in ("n2", "n3", "n4"):
                 site.out(node, LOST_CONNECTION)
+                await asyncio.sleep(0)  # the first could be drained by now
             await site.drains.wait(5.0)
 
         within(work())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from pathlib import Path
@@ -90,6 +91,21 @@ class TestANodesHistory:
 
         within(work())
 
+    def test_is_not_held_against_it_when_others_fail_with_it(self, tmp_path: Path) -> None:
+        async def work() -> None:
+            async with LoneJob(tmp_path, "recovery.max_faults_per_node=2") as job:
+                for _ in range(2):
+                    job.dies("n2")
+                    await recovered(job)
+                job.dies("n1")
+                job.dies("n2")
+                await recovered(job)
+                assert job.lost == []
+                job.dies("n2")
+                assert job.lost == ["n2"]
+
+        within(work())
+
     def test_says_nothing_where_all_nodes_failed_together(self, tmp_path: Path) -> None:
         async def work() -> None:
             async with LoneJob(tmp_path, "recovery.max_faults_per_node=2") as job:
@@ -110,6 +126,8 @@ class TestAFaultOfTheProgram:
             async with LoneJob(tmp_path) as job:
                 now = time.time()
                 job.raises("n3", WRONG, when=now)
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # nothing is concluded at once
                 job.raises("n2", WRONG, when=now - 0.05)
                 await job.until(lambda: job.cause is not None)
                 assert job.cause == "error of the program in rank 1 on n2"
@@ -165,6 +183,18 @@ class TestALateReport:
             verdict, lost, stopped = within(work(order, tmp_path / str(number)))
             assert (verdict, lost) == (([1], ["n2"], "ECC error"), ["n2"])
             assert {rank.seat.node for rank in stopped} <= {"n2"}
+
+    def test_while_all_are_heard_has_its_process_replaced(self, tmp_path: Path) -> None:
+        async def work() -> None:
+            async with LoneJob(tmp_path) as job:
+                before = job.epoch
+                job.deaf.add("n3")  # so that it takes a while until all are heard
+                job.raises("n1", BROKEN)
+                await job.until(lambda: job.coordinator._board.tasks["tiny"]._transitions.gathering)
+                job.raises("n2", ILLEGAL, epoch=before)
+                await job.until(lambda: [rank.seat.node for rank in job.stopped] == ["n2"])
+
+        within(work())
 
     def test_of_broken_hardware_has_the_node_out_though_the_epoch_is_over(self, tmp_path: Path) -> None:
         async def work() -> None:

@@ -98,9 +98,7 @@ class Incidents:
             repeats=before,
             restarts=restarts,
             faults_on_node=self._hub.history.count(node, since) + alone,
-            elsewhere=any(
-                e.finding.error == finding.error for n, e in incident.on_trial.items() if n != node
-            ),
+            elsewhere=any(tried.finding.error == finding.error for tried in incident.on_trial.values()),
         )
         decision = decide(case, self._recovery)
         if decision.action is Action.NODE_ON_TRIAL:
