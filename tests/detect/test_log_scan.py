@@ -179,6 +179,7 @@ def test_torchruns_report_names_the_rank_and_its_end() -> None:
         ("run/rank3/stderr", Place(3)),
         ("/tmp/x/attempt_0/7/stderr.log", Place(7)),
         ("logs/rank-n1-0.log", Place(None, "n1")),
+        ("logs/rank-gpu-07-3.log", Place(None, "gpu-07")),
         ("logs/agent-n1.log", Place(None, "n1")),
         ("dmesg-gpu07.txt", Place(None, "gpu07")),
         ("slurm-4711.out", Place()),

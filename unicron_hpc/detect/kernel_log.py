@@ -23,7 +23,7 @@ _PCI = re.compile(r"\b(?P<pci>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f]
 _PID = re.compile(
     r"\bpid[=: ]+'?(?P<pid>\d+)|[Kk]ill(?:ed)? process (?P<killed>\d+)"
     r"|\[(?P<trap>\d+)\]:? (?:segfault|trap|general)|SIGBUS to [^:]+:(?P<bus>\d+)"
-    r"|\btask \S+:(?P<hung>\d+) blocked|\[\S+?:(?P<stuck>\d+)\]$"
+    r"|\btask \S+:(?P<hung>\d+) blocked|\[[^\s\[\]]{1,64}:(?P<stuck>\d+)\]$"
 )
 
 

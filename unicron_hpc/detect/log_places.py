@@ -12,7 +12,7 @@ _RANK_IN_NAME = re.compile(
     r"(?:^|[^a-z])(?:global_?)?rank[-_ .=]?(?P<rank>\d+)(?!\d|-\d+\.log)", re.IGNORECASE
 )
 _TORCHRUN = re.compile(r"/(?P<rank>\d+)/std(?:err|out)(?:\.log)?$")
-_OURS = re.compile(r"rank-(?P<host>[\w.-]*[A-Za-z][\w.-]*)-\d+\.log$")
+_OURS = re.compile(r"rank-(?P<host>[\w.-]+)-\d+\.log")
 _HOST_IN_NAME = re.compile(
     r"(?:^|/)(?:dmesg|kern|kernel|agent|zygote|syslog|messages|journal)[-_.](?P<host>[A-Za-z][\w-]*)\.",
     re.IGNORECASE,
@@ -46,10 +46,10 @@ class Place:
 def place_in_name(name: str) -> Place:
     """Rank and host that a log's name tells: `rank-3.log`, `attempt_0/3/stderr.log`, `dmesg-n1.txt`."""
     path = name.replace("\\", "/").removesuffix(".gz")
-    if ours := _OURS.search(path):
+    base = path.rpartition("/")[2]
+    if (ours := _OURS.fullmatch(base)) and not ours["host"].isdecimal():
         return Place(host=ours["host"])
     # The file's own name before its folders'.
-    base = path.rpartition("/")[2]
     rank = _RANK_IN_NAME.search(base) or _TORCHRUN.search(path) or _RANK_IN_NAME.search(path)
     host = _HOST_IN_NAME.search(path)
     return Place(_int(rank["rank"]) if rank else None, host["host"] if host else "")

@@ -20,7 +20,9 @@ from unicron_hpc.detect.rule import Rule, Scope
 FAMILIES = ("xid", "gpu", "slurm", "host", "network", "program")
 
 #: Longest text that is looked at, in characters.
-LONGEST = 8192
+LONGEST = 4096
+#: Longest head of a line, before its message.
+_LONGEST_HEAD = 512
 #: How the class of an exception is called.
 EXCEPTION_NAME = re.compile(r"[A-Z]\w*(?:Error|Exception|Fault|Interrupt|Cut|Lost|Mismatch)\b", re.ASCII)
 #: A `^` that stands for the beginning, in no class and not escaped.
@@ -65,7 +67,7 @@ class Table:
         candidates = self._candidates(raw)
         if not candidates:
             return False
-        text = raw.decode("utf-8", "replace")
+        text = raw.decode("utf-8", "replace")[: LONGEST + _LONGEST_HEAD]
         raised = EXCEPTION_NAME.search(text) is not None
         # What stands before the message does no harm, except where a row wants to begin with the line.
         return any(
