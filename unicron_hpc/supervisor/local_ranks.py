@@ -218,10 +218,13 @@ class LocalRanks:
         reader, rank.writer = await asyncio.open_connection(sock=process.socket)
         self._report(RankStarted(address, process.pid))
         listener = asyncio.create_task(self._listen(rank, reader))
+        await process.dead.wait()
+        # Beside the wait for the status: on a busy machine each turn of another thread or process takes time.
+        reading = asyncio.create_task(self._last_lines(rank))
         await process.gone.wait()
         killed = process.status in (None, -signal.SIGKILL)
         memory = self._memory.evidence(process.pid) if killed else ""
-        last = await self._last_lines(rank)
+        last = await reading
         # What it said before it died is in the socket's buffer and comes before the news of its death.
         await _drained(listener, process.socket)
         rank.writer.close()

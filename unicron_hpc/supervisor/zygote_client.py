@@ -47,6 +47,7 @@ class RankProcess:
     core: bool = False
     #: Unix time at which its death was seen.
     died: float = 0.0
+    dead: asyncio.Event = field(default_factory=asyncio.Event)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     reaped: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -227,6 +228,7 @@ class Zygote:
 
     def _on_death(self, child: RankProcess) -> None:
         child.died = time.time()
+        child.dead.set()
         asyncio.get_running_loop().remove_reader(child.pidfd)
         task = asyncio.get_running_loop().create_task(self._collect(child))
         self._collecting.add(task)
