@@ -57,7 +57,7 @@ def test_among_equal_nodes_the_preferred_ones_train():
     assert {node.name for some in given.values() for node in some} == {"c11", "c10", "c9", "c8"}
 
 
-@pytest.mark.parametrize("case", range(3))
+@pytest.mark.parametrize("case", range(2))
 def test_two_tasks_share_slow_and_fast_nodes_nearly_as_well_as_by_trying_everything(case):
     draw = random.Random(case)
     works = {
@@ -108,9 +108,9 @@ def test_the_curve_on_many_nodes_is_near_what_the_search_finds(slow):
 
 
 def test_equally_slow_nodes_take_longer_by_their_factor():
-    work = task("only", num_layers=12, global_batch_size=100)
-    slow = throughput_on(work, [replace(node, slowdown=2.0) for node in nodes(20)])
-    assert slow.seconds[20] == pytest.approx(2 * throughput_on(work, nodes(20)).seconds[20], rel=0.05)
+    work = task("only", global_batch_size=80)
+    slow = throughput_on(work, [replace(node, slowdown=2.0) for node in nodes(17)])
+    assert slow.seconds[17] == pytest.approx(2 * throughput_on(work, nodes(17)).seconds[17], rel=0.05)
 
 
 def test_a_depth_that_no_node_count_reaches_gives_way():
@@ -120,7 +120,7 @@ def test_a_depth_that_no_node_count_reaches_gives_way():
     assert within_reach(task("only", pipeline=4, tensor=2), nodes(2, slots=3)).pipeline is None
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([None, 1, 2, 3])), min_size=1, max_size=3
