@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -127,6 +127,7 @@ def test_a_depth_that_no_node_count_reaches_gives_way():
     ),
     st.integers(2, 4),
 )
+@example([(3.0, 1), (0.01, 3)], 4)
 def test_every_task_gets_what_its_first_pipeline_needs(asked, count):
     works = [task(f"t{k}", weight=w, pipeline=depth) for k, (w, depth) in enumerate(asked)]
     if sum(depth or 1 for _, depth in asked) > count:
