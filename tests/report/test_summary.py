@@ -61,6 +61,12 @@ def test_the_first_piece_of_evidence_names_an_incident_and_its_end_says_how_long
     assert summary["time_lost"] == {"startup": 0.0, "killed (SIGKILL)": 2.0}
 
 
+def test_an_incident_that_was_opened_again_took_all_its_parts() -> None:
+    summary = summarize([fault(1, "ECC error"), closed(1, 1.5), closed(1, 0.5)], [], 10.0, 30.0)
+    assert [incident["seconds"] for incident in summary["incidents"]] == [2.0]
+    assert summary["time_lost"]["ECC error"] == 2.0
+
+
 def test_an_end_whose_beginning_is_lost_is_counted_as_unknown() -> None:
     summary = summarize([closed(4, 2.0)], [], 0.0, 10.0)
     assert summary["time_lost"]["unknown"] == 2.0

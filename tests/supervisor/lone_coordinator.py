@@ -138,8 +138,17 @@ class LoneJob:
         self.coordinator.handle(node, exited)
         return rank
 
-    def notices(self, node: str, finding: Finding, rank: RankAddress | None = None, epoch: int = 0) -> None:
-        noticed = Noticed(finding, Method.NODE_HEALTH, "seen from outside", time.time(), rank, epoch)
+    def notices(
+        self,
+        node: str,
+        finding: Finding,
+        rank: RankAddress | None = None,
+        epoch: int = 0,
+        *,
+        when: float | None = None,
+    ) -> None:
+        when = time.time() if when is None else when
+        noticed = Noticed(finding, Method.NODE_HEALTH, "seen from outside", when, rank, epoch)
         self.coordinator.handle(node, noticed)
 
     # ------------------------------------------------------------ what came of it

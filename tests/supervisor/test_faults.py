@@ -15,6 +15,7 @@ from tests.supervisor.lone_coordinator import LoneJob
 from unicron_hpc.detect.exits import HOST_MEMORY
 from unicron_hpc.detect.severity import Blame, Finding, Severity
 from unicron_hpc.supervisor import faults
+from unicron_hpc.supervisor.messages import Heartbeat
 
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 BROKEN = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:1"
@@ -281,6 +282,33 @@ class TestALateReport:
 
         within(work())
 
+    def test_about_a_whole_node_opens_the_incident_again_that_it_explains(self, tmp_path: Path) -> None:
+        async def work() -> None:
+            async with LoneJob(tmp_path) as job:
+                when = time.time()
+                job.raises("n2", ILLEGAL)
+                await recovered(job)
+                job.notices("n2", XID, when=when)  # the kernel's log was read later
+                await recovered(job)
+                assert job.lost == ["n2"]
+                assert [event["incident"] for event in job.events("incident_closed")] == [1, 1]
+
+        within(work())
+
+    def test_about_a_whole_node_that_had_no_part_in_the_last_incident_is_a_new_one(
+        self, tmp_path: Path
+    ) -> None:
+        async def work() -> None:
+            async with LoneJob(tmp_path) as job:
+                when = time.time()
+                job.raises("n2", ILLEGAL)
+                await recovered(job)
+                job.notices("n3", XID, when=when)
+                await recovered(job)
+                assert [event["incident"] for event in job.events("incident_closed")] == [1, 2]
+
+        within(work())
+
 
 class TestWhoOnlySawAPeerGo:
     def test_is_never_replaced_nor_named(self, tmp_path: Path) -> None:
@@ -337,5 +365,46 @@ def test_a_process_that_ended_as_somebody_wanted_is_replaced_without_blame(
             await recovered(job)
             assert job.on("n2") != old
             assert job.rules == [("n2", "nothing failed")]
+
+    within(work())
+
+
+class TestTheCoordinatorsOwnNode:
+    def test_that_is_bad_is_dealt_with_before_its_agent_leaves(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        drained = asyncio.Event()
+
+        async def settled(node: str, seconds: float) -> None:
+            assert node == "n1"
+            await drained.wait()
+
+        async def work() -> None:
+            async with LoneJob(tmp_path) as job:
+                board = job.coordinator._board
+                monkeypatch.setattr(board._drains, "settled", settled)
+                old = job.on("n1")
+                job.notices("n1", XID)
+                await job.running()
+                assert job.lost == ["n1"]
+                assert old in job.stopped
+                assert board.tasks["tiny"].layout is not None
+                assert {seat.node for seat in board.tasks["tiny"].layout.seats} == {"n2", "n3", "n4"}
+                job.coordinator.handle("n1", Heartbeat(True, 1))  # its agent lives on for now
+                assert job.told_to_leave == set()
+                drained.set()
+                await job.until(lambda: job.told_to_leave == {"n1"})
+
+        within(work())
+
+
+def test_a_node_that_is_told_to_leave_is_not_needed_for_the_next_decision(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with LoneJob(tmp_path, active=2, spares=0, on_slurm=True) as job:
+            job.raises("n2", ECC)
+            job.coordinator.tick(time.monotonic())
+            assert job.coordinator._board.may_decide
+            await recovered(job)
+            assert job.lost == ["n2"]
 
     within(work())
