@@ -45,8 +45,8 @@ A sequence is a JSON list of reports, e.g.
   [{"t": 0.0, "rank": 5, "event": "silent"},
    {"t": 600.0, "rank": 1, "event": "nccl_timeout"},
    {"t": 601.0, "rank": 0, "event": "exit", "signal": 15}]
-with `exc` (an exception's text), `code`, `signal`, `node`, `arrival` (when it was heard) and `seq` where
-known; or {"reports": [...], "groups": [[0, 1], [2, 3]], "nodes": {"0": "n1"}}.
+with `exc` (an exception's text), `code`, `signal`, `xid`, `node`, `arrival` (when it was heard) and `seq`
+where known; or {"reports": [...], "groups": [[0, 1], [2, 3]], "nodes": {"0": "n1"}}.
 
 \b
 Exit code: 0, also when errors were found; 1 when a log cannot be read; 2 for a wrong option or rule.
