@@ -78,7 +78,8 @@ def summarize(
             known = incidents.setdefault(
                 incident, {"incident": incident, "error": "unknown", "node": "", "rank": None, "severity": ""}
             )
-            known["seconds"] = float(event["seconds"]) + (known.get("seconds") or 0.0)  # it may be opened again
+            # It may have been opened again.
+            known["seconds"] = float(event["seconds"]) + (known.get("seconds") or 0.0)
             lost[known["error"]] = lost.get(known["error"], 0.0) + float(event["seconds"])
     wall = max(finished - started, 1e-9)
     best = max((sum(seconds.values()) for seconds in useful.values()), default=0.0)
