@@ -164,5 +164,6 @@ def test_a_node_is_given_back_while_the_job_goes_on(embedded: Cluster) -> None:
     assert given, words
     until(lambda: embedded.node_states()["n3"], lambda state: state == "IDLE")
     assert state_of(embedded, job) == "RUNNING"
+    assert list(embedded.shared_dir.glob("slurm_job_*_resize*")) == []
     for node in ("n1", "n2"):
         assert "sleep" in (embedded.processes(node) or {}).values()

@@ -51,7 +51,11 @@ class Completed:
 
 
 def run(
-    argv: Sequence[str], *, timeout: float = DEFAULT_TIMEOUT, env: Mapping[str, str] | None = None
+    argv: Sequence[str],
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
 ) -> Completed:
     """Run a command and wait for it.
 
@@ -63,6 +67,8 @@ def run(
         Seconds.
     env
         Its whole environment; ours when None.
+    cwd
+        Folder to run it in; ours when None.
 
     Raises
     ------
@@ -77,6 +83,7 @@ def run(
             capture_output=True,
             timeout=timeout,
             env=None if env is None else dict(env),
+            cwd=cwd,
             check=False,
         )
     except FileNotFoundError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 
 from unicron_hpc.errors import SlurmError
@@ -9,8 +10,14 @@ from unicron_hpc.slurm import commands, hostlists, parsing
 from unicron_hpc.slurm.commands import Completed
 
 
+def _run_aside(argv: Sequence[str]) -> Completed:
+    """Run in a folder that is thrown away: scontrol leaves scripts there that set a shell's variables."""
+    with tempfile.TemporaryDirectory() as folder:
+        return commands.run(argv, cwd=folder)
+
+
 def give_back(
-    job_id: str, node: str, *, run: Callable[[Sequence[str]], Completed] = commands.run
+    job_id: str, node: str, *, run: Callable[[Sequence[str]], Completed] = _run_aside
 ) -> tuple[bool, str]:
     """Shrink the job by a node.
 
