@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 #: Time between two looks at the run folder, in seconds. Records carry their own times.
 _LOOK = 0.25
+#: What is said so long after the recovery still counts, in seconds.
+_SETTLE = 1.0
 #: Iterations that must be committed after a disturbance is over for training to have gone on.
 _MORE_ITERATIONS = 3
 #: How long a warning of a slow node may come after the disturbance, in seconds.
@@ -43,8 +45,8 @@ class Watched:
     limit
         Longest wait, in seconds, for the fault to be made and for its outcome each.
     settle
-        What is blamed or drained so long after the recovery still counts, in seconds. A node is drained when
-        no other has been lost within `recovery.node_timeout`.
+        What is drained so long after the loss of a node still counts, in seconds: that happens when no other
+        has been lost within `recovery.node_timeout`.
     """
 
     run_folder: Path
@@ -101,7 +103,7 @@ def wait_outcome(drill: Watched, injected: float) -> Outcome:
         return seen if _is_over(drill, seen) else None
 
     if _wait(over, drill.limit + drill.seconds) is not None and not seen.state:
-        time.sleep(drill.settle)
+        time.sleep(drill.settle if seen.lost else _SETTLE)
         seen = outcome(drill.events(), drill.since, injected)
     return seen
 
