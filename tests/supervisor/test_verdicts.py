@@ -50,7 +50,7 @@ def test_a_lost_node_explains_the_ranks_that_died_with_it(tmp_path: Path) -> Non
         seen(BROKEN, 1, "n2", 1.1, Method.EXCEPTION),
         seen(LOST_CONNECTION, None, "n3", 0.8, Method.NODE_HEALTH),
     )
-    assert (verdict["error"], verdict["suspects"], verdict["nodes"]) == ("lost connection", [], ["n3"])
+    assert (verdict["error"], verdict["suspects"], verdict["nodes"]) == ("lost connection", [2], ["n3"])
     assert verdict["victims"] == [1]
 
 
