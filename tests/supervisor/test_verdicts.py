@@ -46,7 +46,7 @@ class Court:
 
 def test_a_lost_node_explains_the_ranks_that_died_with_it(tmp_path: Path) -> None:
     verdict = Court(tmp_path).hear(
-        seen(KILLED, 2, "n3", 1.0),
+        seen(KILLED, 2, "n3", 0.5),
         seen(BROKEN, 1, "n2", 1.1, Method.EXCEPTION),
         seen(LOST_CONNECTION, None, "n3", 0.8, Method.NODE_HEALTH),
     )
@@ -74,6 +74,13 @@ def test_a_rank_that_does_not_answer_goes_before_those_that_lost_it(tmp_path: Pa
         seen(BROKEN, 0, "n1", 1.0, Method.EXCEPTION), seen(NOT_ANSWERING, 2, "n3", 6.0, Method.STATISTICS)
     )
     assert (verdict["suspects"], verdict["victims"], verdict["nodes"]) == ([2], [0], ["n3"])
+
+
+def test_a_death_goes_before_a_rank_that_does_not_answer(tmp_path: Path) -> None:
+    verdict = Court(tmp_path).hear(
+        seen(NOT_ANSWERING, 2, "n3", 6.0, Method.STATISTICS), seen(KILLED, 1, "n2", 6.5)
+    )
+    assert verdict["suspects"] == [1]
 
 
 def test_nobody_is_named_where_all_only_lost_a_peer(tmp_path: Path) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from unicron_hpc.detect.attribution import judge
 from unicron_hpc.detect.exceptions import UNKNOWN_EXCEPTION
 from unicron_hpc.detect.exits import HOST_MEMORY
 from unicron_hpc.detect.reports import Report, Sign, Structure, Verdict
-from unicron_hpc.detect.severity import LOST_CONNECTION, NOT_ANSWERING, TASK_HANG, Method, Severity
+from unicron_hpc.detect.severity import LOST_CONNECTION, NOT_ANSWERING, TASK_HANG, Method
 from unicron_hpc.planner.layout import Layout
 from unicron_hpc.report.journal import Journal
 from unicron_hpc.supervisor.incident import Evidence, Incident
@@ -52,8 +52,7 @@ class Verdicts:
         # Without the groups: everybody has answered the order to cut or is known not to have, so that
         # nobody is accused for having nothing to complain of.
         killed = {e.node for e in incident.evidence if e.finding.error == KILLED}
-        reports = [report_of(e, killed) for e in telling(incident.evidence)]
-        verdict = judge(reports, Structure(nodes=nodes))
+        verdict = judge([report_of(e, killed) for e in incident.evidence], Structure(nodes=nodes))
         guilty = guilty_nodes(verdict, nodes)
         error = "" if verdict.finding is None else verdict.finding.error
         core = (verdict.suspects, guilty, error)
@@ -76,16 +75,6 @@ class Verdicts:
                 corrects=before is not None,
             )
         return verdict
-
-
-def telling(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """The evidence without the ranks that went down with their node: its loss explains their ends."""
-    lost = {e.node for e in evidence if e.finding == LOST_CONNECTION and e.rank is None}
-    return [
-        e
-        for e in evidence
-        if e.rank is None or e.node not in lost or e.finding.severity in (Severity.SEV1, Severity.PROGRAM)
-    ]
 
 
 def guilty_nodes(verdict: Verdict, nodes: Mapping[int, str]) -> tuple[str, ...]:
