@@ -27,6 +27,7 @@ from unicron_hpc.runtime.phase_page import PhaseMarks
 from unicron_hpc.runtime.saving import Saver
 from unicron_hpc.runtime.store import ControlStore
 from unicron_hpc.runtime.task_data import open_task_data
+from unicron_hpc.runtime.termination import end_after_grace
 from unicron_hpc.supervisor.rank_messages import (
     AreYouThere,
     Cut,
@@ -231,6 +232,7 @@ def run_rank(sock: socket.socket) -> int:
         Exit code.
     """
     faulthandler.enable()
+    end_after_grace()
     marks = _open_page()
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
