@@ -29,7 +29,7 @@ def test_the_agents_word_comes_before_the_end() -> None:
     rank = started(60.0)
     rank.send_signal(signal.SIGTERM)
     # The signal has been taken once it is ignored.
-    while not _ignored(rank.pid, signal.SIGTERM):
+    while rank.poll() is None and not _ignored(rank.pid, signal.SIGTERM):
         os.sched_yield()
     assert rank.poll() is None
     rank.kill()
