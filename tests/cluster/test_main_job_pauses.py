@@ -113,8 +113,8 @@ class TestAStoppedRank:
             else:
                 assert "in _iterate" in dump["stacks"]
             assert f"pid {rank['pid']}" in (paused.job.folder / "logs" / dump["file"]).read_text()
-        (killed,) = paused.job.events("rank_exited", pid=paused.stopped["pid"])
-        assert max(when for when, node, _ in dumps if node == "n2") < killed["time"]
+        replaced = paused.job.events("rank_started", node="n2")[1]
+        assert max(when for when, node, _ in dumps if node == "n2") < replaced["time"]
 
     def test_is_replaced_with_state_from_a_peer(self, paused: Paused) -> None:
         (finished,) = paused.job.events("transition_finished", incident=1)[-1:]
