@@ -325,6 +325,7 @@ def test_an_index_survives_the_trip_to_the_ranks(tmp_path: Path) -> None:
     assert msgspec.json.decode(msgspec.json.encode(index), type=DataIndex) == index
 
 
+@pytest.mark.ranks
 def test_as_a_program_it_prints_the_index_or_the_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,8 @@ from tests.runtime.ranks import World, layout, moves_for, small_task
 from unicron_hpc.planner.layout import Seat
 from unicron_hpc.runtime.orders import Committed, PendingCommit, Phase
 
+pytestmark = pytest.mark.ranks
+
 RELATIVE = 1e-5
 #: How work ends that was cut; the last where gloo forgot a wait.
 BROKEN_OFF = ("GroupsCut", "PeerLost", "WorkLeftBehind")

@@ -16,6 +16,8 @@ import torch.distributed as dist
 from tests.runtime.ranks import Numbers, World, layout, small_task
 from unicron_hpc.runtime.orders import Committed
 
+pytestmark = pytest.mark.ranks
+
 ITERATIONS = 8
 RELATIVE = 1e-5
 
