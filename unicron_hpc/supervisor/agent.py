@@ -27,9 +27,9 @@ from unicron_hpc.supervisor.agent_log import AgentLog
 from unicron_hpc.supervisor.allocation import Allocation, read_allocation
 from unicron_hpc.supervisor.coordinator import Coordinator
 from unicron_hpc.supervisor.drill_agent import Drills
-from unicron_hpc.supervisor.election import Ballot, Verdict, patience, verdict
 from unicron_hpc.supervisor.kernel_watch import KernelWatch
 from unicron_hpc.supervisor.keys import read_keys
+from unicron_hpc.supervisor.leadership import Leadership
 from unicron_hpc.supervisor.local_ranks import LocalRanks
 from unicron_hpc.supervisor.messages import (
     Beat,
@@ -44,7 +44,6 @@ from unicron_hpc.supervisor.messages import (
     Noticed,
     PrepareData,
     RankSaid,
-    Role,
     StartRank,
     StopRank,
     TellRank,
@@ -67,9 +66,6 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 #: What only the coordinator says.
 Order = JobSnapshot | Beat | StartRank | StopRank | TellRank | DumpStacks | PrepareData | Finish
-
-#: Silence of the coordinator, in node time-outs, after which ranks stop computing.
-MINORITY_AFTER = 3
 
 
 class Agent:
@@ -106,17 +102,20 @@ class Agent:
         self._findings: tuple[Noticed, ...] | None = None  # of the checks, before which it does not join
         self._drills = Drills(run_folder, node, settings.recovery.drills, self._ranks)
         self._commits = RecentCommits()
-        self._ballot = Ballot(node)
-        self._leader = allocation.nodes[0]
-        self._leader_term = self._ballot.term
+        self._leadership = Leadership(
+            node,
+            allocation.nodes,
+            settings.recovery,
+            send=self._transport.send,
+            look_up=self._look_up,
+            cut_all=self._ranks.cut_all,
+            witness=lambda absent: missing_are_down(allocation, absent),
+            elected=self._won,
+        )
         self._beat = 0
-        self._leader_heard = time.monotonic()
-        self._snapshot: JobSnapshot | None = None
         self._coordinator: Coordinator | None = None
         self._finish: asyncio.Future[int] | None = None
-        self._candidate_since: float | None = None
         self._last_tick = time.monotonic()
-        self._idle = False
         self._signals: Counter[int] = Counter()
         self._preparing: set[asyncio.Task[None]] = set()
 
@@ -130,7 +129,7 @@ class Agent:
         await self._transport.start()
         directory.announce(self.run_folder, self.node, self._transport.address)
         self._zygote.start()
-        if self.node == self._leader:
+        if self._leadership.ours:
             self._coordinate(None)
         self._background(self._check_and_join())
         receiver = asyncio.create_task(self._receive(), name="receive")
@@ -161,7 +160,7 @@ class Agent:
 
     def _post(self, node: str, body: Body) -> None:
         """Send in the leader's term."""
-        self._transport.send(node, self._leader_term, body)
+        self._transport.send(node, self._leadership.term, body)
 
     def _report(self, body: Body) -> None:
         """Tell the coordinator."""
@@ -169,7 +168,7 @@ class Agent:
             self._commits.add(body.rank.task, body.said.epoch, body.said.committed)
             if not self._commits.speaks_for(body.rank):
                 return  # one rank a node and task is enough to tell of a commit
-        self._post(self._leader, body)
+        self._post(self._leadership.leader, body)
 
     async def _check_and_join(self) -> None:
         """Join once it is known what state the node is in: a bad one must get no work first."""
@@ -185,12 +184,12 @@ class Agent:
         if self._findings is None:
             return
         self._post(
-            self._leader,
+            self._leadership.leader,
             Join(
                 address=self._transport.address,
                 agent_pid=os.getpid(),
                 slots=self.allocation.slots,
-                epoch=max(self._snapshot.epoch if self._snapshot else 0, self._ranks.newest_epoch),
+                epoch=max(self._leadership.epoch, self._ranks.newest_epoch),
                 warm=self._zygote.warm,
                 ranks=self._ranks.states(),
                 commits=self._commits.all(),
@@ -214,34 +213,32 @@ class Agent:
     def _handle(self, envelope: Envelope) -> None:
         body = envelope.body
         if isinstance(body, VoteRequest):
-            self._on_vote_request(envelope, body)
+            self._leadership.on_vote_request(envelope.term, body)
             return
         if isinstance(body, Vote):
-            self._on_vote(envelope, body)
+            self._leadership.on_vote(envelope.sender, envelope.term, body)
             return
-        elected = isinstance(body, JobSnapshot) and envelope.term > self._leader_term
+        elected = isinstance(body, JobSnapshot) and envelope.term > self._leadership.term
         if isinstance(body, JobSnapshot) and elected:
             self._follow(envelope.term, body.coordinator)
         if isinstance(body, Order):
-            if envelope.term == self._leader_term:
+            if envelope.term == self._leadership.term:
                 self._obey(body)
                 if elected:
                     self._join()
-            elif envelope.term < self._leader_term and self._snapshot is not None:
+            elif envelope.term < self._leadership.term and self._leadership.snapshot is not None:
                 # A coordinator that was stopped and does not know that it was succeeded.
-                self._transport.send(envelope.sender, self._leader_term, self._snapshot)
+                self._transport.send(envelope.sender, self._leadership.term, self._leadership.snapshot)
         elif isinstance(body, Drill):
             self._drills.take(body)  # from the job's owner, who has its keys; in no term
         elif self._coordinator is not None:
             self._coordinator.handle(envelope.sender, body)
 
     def _obey(self, order: Order) -> None:
-        self._leader_heard = time.monotonic()
-        self._candidate_since = None
-        self._idle = False
+        self._leadership.spoke()
         match order:
             case JobSnapshot():
-                self._snapshot = order
+                self._leadership.snapshot = order
                 self._health.on_snapshot(order)
                 self._transport.learn({member.node: member.address for member in order.members})
             case StartRank(rank):
@@ -302,16 +299,16 @@ class Agent:
             self._memory_kills.look()
             if stalled > interval:
                 # We did not run ourselves (stopped, or starved): silence of others proves nothing.
-                self._leader_heard += stalled
+                self._leadership.stalled(stalled)
                 if self._coordinator:
                     self._coordinator.stalled(stalled)
-            if not self._transport.knows(self._leader):
-                self._transport.learn(directory.addresses(self.run_folder))
-            if self._snapshot is None:
+            if not self._transport.knows(self._leadership.leader):
+                self._look_up()
+            if self._leadership.snapshot is None:
                 self._join()  # until somebody answers: the leader may have been unknown or not up
             else:
                 self._post(
-                    self._leader,
+                    self._leadership.leader,
                     Heartbeat(
                         self._zygote.warm,
                         self._beat,
@@ -323,96 +320,15 @@ class Agent:
             if self._coordinator:
                 self._coordinator.tick(now)
             else:
-                await self._watch_leader(now)
+                await self._leadership.watch()
 
-    async def _watch_leader(self, now: float) -> None:
-        timeout = self.settings.recovery.node_timeout
-        if self._snapshot is None:
-            timeout = self.settings.recovery.startup_timeout  # it may not be up yet
-        silent = now - self._leader_heard
-        if silent <= timeout:
-            return
-        members = self._members()
-        if silent > MINORITY_AFTER * timeout and not self._idle:
-            # Nobody coordinates on this side: nothing may be computed that could count.
-            self._idle = True
-            self._ranks.cut_all()
-        if self.node not in members:
-            raise UnicronError(
-                f"{self.node} was taken out of the job and its coordinator is silent", where=self.node
-            )
-        if silent > timeout + self.settings.recovery.startup_timeout:
-            raise UnicronError(
-                "no coordinator could be elected: this node is cut off from the majority of the job",
-                where=self.node,
-                hint="Nothing was written by this side. See the other nodes' logs in the run folder.",
-            )
-        wait = timeout + patience(
-            self.node, members, self._leader, 2 * self.settings.recovery.heartbeat_interval
-        )
-        if silent < wait:
-            return
-        if self._candidate_since is None or now - self._candidate_since > timeout:
-            self._candidate_since = now
-            self._stand(members)
-        elif (
-            verdict(len(self._ballot.votes), len(members)) is Verdict.TIED
-            and self._ballot.voted_for == self.node
-        ):
-            await self._ask_witness(members)
+    # ------------------------------------------------------------ coordinating
 
-    def _members(self) -> list[str]:
-        if self._snapshot is None:
-            return list(self.allocation.nodes)
-        return [m.node for m in self._snapshot.members if m.role is not Role.LOST]
-
-    # ------------------------------------------------------------ election
-
-    def _stand(self, members: list[str]) -> None:
-        term = self._ballot.stand()
-        log.warning("%s is silent; standing for election in term %d", self._leader, term)
+    def _look_up(self) -> None:
+        """Learn of agents that only their notes in the run folder tell of."""
         self._transport.learn(directory.addresses(self.run_folder))
-        epoch = self._snapshot.epoch if self._snapshot else 0
-        for member in members:
-            if member not in (self.node, self._leader):
-                self._transport.send(member, term, VoteRequest(self.node, epoch))
-        self._tally(members)
 
-    def _on_vote_request(self, envelope: Envelope, request: VoteRequest) -> None:
-        silent = time.monotonic() - self._leader_heard > self.settings.recovery.node_timeout * 0.75
-        granted = self._coordinator is None and self._ballot.grant(
-            request.candidate,
-            envelope.term,
-            candidate_epoch=request.epoch,
-            own_epoch=self._snapshot.epoch if self._snapshot else 0,
-            leader_silent=silent,
-        )
-        log.info("vote for %s in term %d: %s", request.candidate, envelope.term, granted)
-        self._transport.send(request.candidate, envelope.term, Vote(granted))
-
-    def _on_vote(self, envelope: Envelope, vote: Vote) -> None:
-        if vote.granted and self._ballot.voted_for == self.node and not self._coordinator:
-            self._ballot.count(envelope.sender, envelope.term)
-            self._tally(self._members())
-
-    def _tally(self, members: list[str]) -> None:
-        if verdict(len(self._ballot.votes), len(members)) is Verdict.WON:
-            self._win()
-
-    async def _ask_witness(self, members: list[str]) -> None:
-        """Exactly half of the members voted: the node list of slurmctld breaks the tie."""
-        absent = [member for member in members if member not in self._ballot.votes]
-        heard = self._leader_heard
-        down = await asyncio.to_thread(missing_are_down, self.allocation, absent)
-        still = verdict(len(self._ballot.votes), len(members)) is not Verdict.SHORT
-        if down and still and not self._coordinator and self._leader_heard == heard:
-            self._win()
-
-    def _win(self) -> None:
-        predecessor = self._leader
-        self._leader_term = self._ballot.term
-        log.warning("elected coordinator in term %d", self._ballot.term)
-        self._leader = self.node
+    def _won(self, predecessor: str) -> None:
         self._coordinate(predecessor)
         self._join()
 
@@ -422,9 +338,9 @@ class Agent:
             node=self.node,
             settings=self.settings,
             allocation=self.allocation,
-            snapshot=self._snapshot,
+            snapshot=self._leadership.snapshot,
             predecessor=predecessor,
-            last_heard=self._leader_heard,
+            last_heard=self._leadership.heard,
             post=self._post,
             forget=self._transport.forget,
             learn=self._transport.learn,
@@ -432,16 +348,16 @@ class Agent:
                 this_node_is_well(self.allocation, self.node) and missing_are_down(self.allocation, absent)
             ),
         )
-        self._coordinator.start(self._leader_term)
+        self._coordinator.start(self._leadership.term)
 
     def _follow(self, term: int, coordinator: str) -> None:
         """Somebody was elected in a higher term: whoever coordinated before does so no more."""
-        self._ballot.saw(term)
         if self._coordinator:
             log.warning("%s coordinates now (term %d); stepping down", coordinator, term)
             self._coordinator.close()
             self._coordinator = None
-        self._leader, self._leader_term, self._beat = coordinator, term, 0
+        self._leadership.follow(term, coordinator)
+        self._beat = 0
 
 
 def main() -> None:

@@ -89,11 +89,13 @@ class Ballot:
 
         One vote a term; only for a candidate that knows at least as new an epoch; and only if this agent,
         too, has not heard of the coordinator, so that one deaf node cannot unseat a healthy coordinator.
+        The term of a candidate that knows too little counts all the same: whoever refuses stands in a later
+        one, in which that candidate can vote for him.
         """
-        if term < self.term or not leader_silent or candidate_epoch < own_epoch:
+        if term < self.term or not leader_silent:
             return False
         self.saw(term)
-        if self.voted_for not in (None, candidate):
+        if candidate_epoch < own_epoch or self.voted_for not in (None, candidate):
             return False
         self.voted_for = candidate
         return True
