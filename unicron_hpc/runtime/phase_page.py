@@ -69,6 +69,15 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
+class Doing:
+    """Where a rank is, as it knows itself; fields as in `Mark`."""
+
+    iteration: int
+    micro_batch: int
+    phase: WorkPhase
+
+
+@dataclass(frozen=True, slots=True)
 class Pace:
     """How long the last finished iteration took.
 
@@ -147,6 +156,11 @@ class PhaseMarks:
         """The next forward pass begins, with this global micro-batch."""
         self._micro_batch = index
         self.enter(phase)
+
+    @property
+    def doing(self) -> Doing:
+        """The last mark."""
+        return Doing(self._iteration, self._micro_batch, self._phase)
 
     def begin_iteration(self, iteration: int) -> None:
         """The calling thread computes this iteration now."""

@@ -22,6 +22,7 @@ from unicron_hpc.detect.severity import Severity
 from unicron_hpc.runtime.channel import AgentGone, Channel
 from unicron_hpc.runtime.engine import Engine
 from unicron_hpc.runtime.environment import PHASE_PAGE, RUN_FOLDER, TASK
+from unicron_hpc.runtime.fault_report import fault_report
 from unicron_hpc.runtime.orders import Rebuild
 from unicron_hpc.runtime.phase_page import PhaseMarks
 from unicron_hpc.runtime.saving import Saver
@@ -35,7 +36,6 @@ from unicron_hpc.supervisor.rank_messages import (
     IAmHere,
     Inject,
     RankCommitted,
-    RankFault,
     RankFinished,
     RankHeld,
     RankHello,
@@ -168,15 +168,13 @@ class Rank:
 
     def _report(self, epoch: int, error: Exception) -> None:
         """Tell of an exception, unless it may be only what our own cut brought about."""
-        first_line = str(error).splitlines()[0] if str(error) else ""
-        named = f"{type(error).__name__}: {first_line}"
+        fault = fault_report(epoch, error, self._marks)
         # Broken hardware is no consequence of a cut: a victim was only faster with its complaint.
-        if self._cut_epoch > epoch and explain_exception(named).severity is not Severity.SEV1:
+        if self._cut_epoch > epoch and explain_exception(fault.error).severity is not Severity.SEV1:
             log.info("epoch %d ended: %s", epoch, type(error).__name__)
             return
-        text = "".join(traceback.format_exception(error))
-        log.error("fault in epoch %d\n%s", epoch, text)
-        self._channel.send(RankFault(epoch, named, text))
+        log.error("fault in epoch %d, %s\n%s", epoch, fault.place, fault.traceback)
+        self._channel.send(fault)
 
     def _next_order(self) -> Rebuild:
         self._marks.take(WorkPhase.IDLE)
@@ -259,10 +257,10 @@ def run_rank(sock: socket.socket) -> int:
     except AgentGone:
         return EXIT_AGENT_GONE
     except Exception as error:
-        text = traceback.format_exc()
-        print(text, file=sys.stderr, flush=True)
+        fault = fault_report(0, error, marks)
+        print(fault.traceback, file=sys.stderr, flush=True)
         try:
-            channel.send(RankFault(0, f"{type(error).__name__}: {error}", text))
+            channel.send(fault)
         except AgentGone:
             return EXIT_AGENT_GONE
         return 1

@@ -64,7 +64,8 @@ class Faults:
         """A rank met an exception."""
         state, seat = self._state, process.address.seat
         finding = explain_exception(fault.error)
-        text = fault.error if finding.collateral else fault.traceback
+        words = fault.error if finding.collateral else fault.traceback
+        text = f"{fault.place}\n{words}".lstrip()
         evidence = Evidence(finding, Method.EXCEPTION, seat.node, state.rank_of(seat), text, when)
         if 0 < fault.epoch < state.epoch and not self._transitions.gathering:
             self._late(evidence)

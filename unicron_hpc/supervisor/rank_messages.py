@@ -47,11 +47,27 @@ class RankFault(msgspec.Struct, frozen=True, tag=True):
         Exception class and first line of its text.
     traceback
         Whole traceback, for the log and the cause of a failed run.
+    iteration, micro_batch, phase
+        What it was doing.
+    collective
+        The calls that led into the collective that was waiting; empty if none was.
     """
 
     epoch: int
     error: str
     traceback: str
+    iteration: int = 0
+    micro_batch: int = 0
+    phase: str = ""
+    collective: str = ""
+
+    @property
+    def place(self) -> str:
+        """What it was doing, in words."""
+        if not self.phase:
+            return ""
+        words = f"in {self.phase} of iteration {self.iteration}, micro-batch {self.micro_batch}"
+        return f"{words}, in the collective {self.collective}" if self.collective else words
 
 
 class RankFinished(msgspec.Struct, frozen=True, tag=True):
