@@ -58,6 +58,8 @@ def paused(embedded: Cluster) -> Paused:
         after_stop = status(job)
 
         victim = next(rank for rank in ranks_of(after_stop) if rank["node"] == "n2")
+        dying = next(rank for rank in ranks_of(after_stop) if rank["node"] == "n3")
+        assert victim["layers"] != dying["layers"]  # else all copies of them would go together
         embedded.kill_node("n3")
         job.wait_event("transition_started", incident=2)
         job.signal_rank(victim, "KILL")  # while the coordinator still waits for the dead node

@@ -78,6 +78,7 @@ class Job:
     """A job of two tasks, five active nodes and perhaps spares, all of them there."""
 
     def __init__(self, folder: Path, spares: int = 0) -> None:
+        folder.mkdir(exist_ok=True)
         self.folder = folder
         self.members = Members([f"n{number}" for number in range(1, 6 + spares)], 5)
         for node in self.members:
@@ -168,6 +169,18 @@ def test_the_warm_spare_is_taken_before_the_cold_one(tmp_path: Path) -> None:
     job.lose("n2")
     assert "n7" in job.held("heavy") | job.held("light")
     assert "n6" not in job.held("heavy") | job.held("light")
+
+
+def test_nodes_are_seated_in_the_allocations_order_whoever_is_warm_first(tmp_path: Path) -> None:
+    """Which nodes hold copies of the same layers must not be an accident of the start."""
+    job, usual = Job(tmp_path / "one"), Job(tmp_path / "other")
+    for name in ("n1", "n3"):
+        cold = job.members.get(name)
+        assert cold is not None
+        cold.warm = False
+    for one in (job, usual):
+        one.planning.begin()
+    assert [job.tasks[name].layout for name in WORKS] == [usual.tasks[name].layout for name in WORKS]
 
 
 def test_an_event_without_a_plan_made_ahead_is_told_as_a_miss(tmp_path: Path) -> None:

@@ -182,8 +182,11 @@ class Planning:
                 return
 
     def _alive(self) -> list[NodeSlots]:
-        """Live nodes: those meant to train first, and among the others the warm ones."""
-        nodes = sorted(self._members.alive(), key=lambda n: (n.role is not Role.ACTIVE, not n.warm))
+        """Live nodes: those meant to train first, as Slurm orders them, then the spares, warm ones first."""
+        here = self._members.alive()
+        active = [node for node in here if node.role is Role.ACTIVE]
+        spares = [node for node in here if node.role is not Role.ACTIVE]
+        nodes = [*active, *sorted(spares, key=lambda node: not node.warm)]
         return [NodeSlots(node.name, node.slots, self._slowdowns.get(node.name, 1.0)) for node in nodes]
 
     def _layouts(self) -> dict[str, Layout]:
