@@ -75,9 +75,7 @@ def test_more_spares_than_nodes_are_refused_before_submitting(embedded: Cluster)
 
 
 def test_a_plain_user_may_not_drain_and_an_administrator_may(embedded: Cluster) -> None:
-    ask = (
-        "from unicron_hpc.slurm.drain import drain; r = drain('n2', 'u: Xid 79', ['n2'], job_id='5'); "
-    )
+    ask = "from unicron_hpc.slurm.drain import drain; r = drain('n2', 'u: Xid 79', ['n2'], job_id='5'); "
     ask += "print((r.drained, r.refused, r.message))"
     drained, refused, message = ast.literal_eval(python(embedded, ask))
     assert (drained, refused) == (False, True)
