@@ -86,8 +86,8 @@ class Trend:
     def slower(self, factor: float) -> float | None:
         """How many times longer than before it takes, once when that begins to exceed `factor`.
 
-        A change is one where each of the last `RECENT` blocks is above all the blocks before. It is told again
-        only after the durations have come halfway back.
+        A change is one where each of the last `RECENT` blocks is above all the blocks before. It is told
+        again only after the durations have come halfway back.
         """
         if len(self._medians) < FEWEST + RECENT:
             return None

@@ -71,8 +71,7 @@ class Table:
         raised = EXCEPTION_NAME.search(text) is not None
         # What stands before the message does no harm, except where a row wants to begin with the line.
         return any(
-            (raised or self.rows[k].scope is Scope.ANY)
-            and (k in self._anchored or self.rows[k].fits(text))
+            (raised or self.rows[k].scope is Scope.ANY) and (k in self._anchored or self.rows[k].fits(text))
             for k in candidates
         )
 

@@ -172,7 +172,7 @@ class FinishCheckpoint(msgspec.Struct, frozen=True, tag=True):
 
 
 class AreYouThere(msgspec.Struct, frozen=True, tag=True):
-    """The agent doubts that this rank's interpreter runs: a thread that never lets go of its lock stops all."""
+    """The agent doubts that this rank's interpreter runs: a thread that keeps its lock stops all others."""
 
     number: int
 
