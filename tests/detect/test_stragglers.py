@@ -131,3 +131,14 @@ def test_it_is_over_when_most_of_a_window_was_fast() -> None:
     assert not seen(*[1.08] * 61).over(1.1)
     assert not seen(1.0, 1.0).over(1.1)
     assert seen(*[2.0] * 61, *[1.0] * 61).over(1.1)
+
+
+@few
+@given(st.floats(1.15, 3.0), st.floats(0.9, 1.1))
+def test_a_slow_node_is_as_slow_after_its_work_was_shared_anew(slow: float, off: float) -> None:
+    """It is alone with a smaller share then; the model's margin would make it look fast."""
+    shared = [OwnWork("a", 0, "less", 0.5, 0.5 * slow * off)]
+    shared += [OwnWork(node, 0, "more", 1.0, 1.0) for node in "bc"]
+    found = Comparison().look(shared)["a"]
+    assert abs(found.given(slow) - min(slow, slow * off)) < 1e-9
+    assert found.given(1.0) == found.factor == max(slow * off / MODEL_MARGIN, 1.0)

@@ -70,6 +70,10 @@ class Task:
         self._told.append(("use", self.name, work))
         self.work = work
 
+    def plan_again(self, nodes: tuple[NodeSlots, ...]) -> bool:
+        self.nodes = nodes
+        return True
+
     def on_node_lost(self, node: str) -> bool:
         return not self.finished and self.layout is not None and node in {s.node for s in self.layout.seats}
 
@@ -322,3 +326,19 @@ def test_plans_reckon_with_slow_nodes_and_can_be_asked_whether_one_is_worth_havi
     assert verdict.better  # the spare steps in
     assert verdict.without_seconds < verdict.with_seconds
     assert job.planning.better_without("heavy", slow)() is None  # it is not its node
+
+
+def test_a_task_shares_its_work_anew_on_its_own_nodes_as_slow_as_they_are(tmp_path: Path) -> None:
+    job = Job(tmp_path, spares=1)
+    job.planning.begin()
+    before = job.tasks["light"].nodes
+
+    async def work() -> None:
+        job.planning.reckon_with({before[0].name: 4.0})
+        assert job.planning.share_anew("light")  # at once, whatever is being planned in the background
+        assert job.tasks["light"].nodes == (replace(before[0], slowdown=4.0), *before[1:])
+        await done()
+
+    run(work())
+    job.members.get(before[1].name).role = Role.LOST
+    assert not job.planning.share_anew("light")

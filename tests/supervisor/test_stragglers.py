@@ -52,12 +52,20 @@ class Eye:
         self.planned: list[Mapping[str, float]] = []
         self.asked: list[tuple[str, str]] = []
         self.out: list[Evidence] = []
+        self.shared: list[str] = []
+        self.busy = False
         self._folder = folder
         self._verdict = verdict
         self.threads: list[threading.Thread] = []
         self._now = 0.0
         self._journal = Journal(folder)
-        self.stragglers = Stragglers(RECOVERY, self._journal, self.planned.append, self._ask, self.out.append)
+        self.stragglers = Stragglers(
+            RECOVERY, self._journal, self.planned.append, self._ask, self.out.append, self._share
+        )
+
+    def _share(self, task: str) -> bool:
+        self.shared.append(task)
+        return not self.busy
 
     def _ask(self, task: str, node: str) -> Callable[[], Verdict | None]:
         self.asked.append((task, node))
@@ -77,7 +85,7 @@ class Eye:
 
     def told(self) -> list[dict[str, Any]]:
         self._journal.close()
-        return [event for event in read_lines(self._folder / EVENTS) if event["type"].startswith("slow_node")]
+        return list(read_lines(self._folder / EVENTS))
 
 
 def test_a_node_that_is_slow_for_a_window_is_told_once_and_planned_for(tmp_path: Path) -> None:
@@ -88,7 +96,6 @@ def test_a_node_that_is_slow_for_a_window_is_told_once_and_planned_for(tmp_path:
         await eye.see(3 * WINDOW, {"n2": 1.3})
         assert len(eye.planned) == 1
         assert abs(eye.planned[0]["n2"] - 1.3) < 1e-9
-        assert eye.asked == []  # not slow enough to be without it
         (told,) = eye.told()
         assert (told["node"], told["task"], told["slot"]) == ("n2", "train", 0)
         assert abs(told["factor"] - 1.3) < 1e-9
@@ -150,6 +157,62 @@ def test_a_node_that_is_still_worth_having_stays_and_the_planner_is_asked_once_a
         assert eye.out == unknown.out == []
 
     (tmp_path / "none").mkdir()
+    within(work())
+
+
+def test_one_that_is_not_slow_enough_to_go_stays_although_a_spare_would_be_faster(tmp_path: Path) -> None:
+    async def work() -> None:
+        eye = Eye(tmp_path, Verdict(with_seconds=0.3, without_seconds=0.2, better=True))
+        await eye.see(3 * WINDOW, {"n1": 1.4})
+        assert eye.asked != []
+        assert (eye.out, eye.shared) == ([], [])
+
+    within(work())
+
+
+SHARE = Verdict(with_seconds=0.2, without_seconds=0.4, better=False, now_seconds=0.3, share_anew=True)
+
+
+def test_the_work_is_shared_anew_at_most_once_a_window_where_that_pays(tmp_path: Path) -> None:
+    async def work() -> None:
+        eye = Eye(tmp_path, SHARE)
+        await eye.see(WINDOW + 10, {"n1": 1.3})
+        assert eye.shared == ["train"]
+        await eye.see(WINDOW, {"n1": 1.3})
+        assert eye.shared == ["train", "train"]
+        assert eye.out == []
+        told = [event for event in eye.told() if event["type"] == "share_anew"]
+        assert len(told) == 2
+        assert (told[0]["node"], told[0]["seconds_now"], told[0]["seconds_then"]) == ("n1", 0.3, 0.2)
+        assert abs(told[0]["factor"] - 1.3) < 1e-9
+
+    within(work())
+
+
+def test_it_is_shared_anew_when_the_node_is_as_fast_as_the_others_again(tmp_path: Path) -> None:
+    async def work() -> None:
+        eye = Eye(tmp_path, SHARE)
+        await eye.see(WINDOW, {"n1": 1.3})
+        await eye.see(WINDOW, {})
+        assert eye.shared == ["train", "train"]
+        assert [event["type"] for event in eye.told()] == [
+            "slow_node",
+            "share_anew",
+            "slow_node_recovered",
+            "share_anew",
+        ]
+
+    within(work())
+
+
+def test_a_task_that_cannot_move_now_is_not_said_to_have_moved(tmp_path: Path) -> None:
+    async def work() -> None:
+        eye = Eye(tmp_path, SHARE)
+        eye.busy = True
+        await eye.see(WINDOW, {"n1": 1.3})
+        assert eye.shared == ["train"]
+        assert [event["type"] for event in eye.told()] == ["slow_node"]
+
     within(work())
 
 

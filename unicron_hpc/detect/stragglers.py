@@ -44,12 +44,30 @@ class OwnWork:
 
 @dataclass(frozen=True, slots=True)
 class Slowness:
-    """How slow a rank is: times as long as it should take, and what that is compared with."""
+    """How slow a rank is.
+
+    Attributes
+    ----------
+    factor
+        Times as long as it should take, as far as that is certain.
+    compared
+        What that is compared with.
+    relation
+        The same without a margin for the cost model's errors.
+    """
 
     node: str
     slot: int
     factor: float
     compared: str
+    relation: float
+
+    def given(self, known: float) -> float:
+        """The factor for a node that is known to be this slow: what the model agrees with needs no margin.
+
+        Work that is shared anew leaves a slow node without its like; it is not faster for that.
+        """
+        return max(self.factor, min(self.relation, known))
 
 
 class Comparison:
@@ -82,9 +100,9 @@ class Comparison:
         if like:
             usual = statistics.median(like)
             words = f"{rank.seconds:.4f} s of own work, {usual:.4f} s in the median of {len(like)} like it"
-            return Slowness(rank.node, rank.slot, rank.seconds / usual, words)
+            return Slowness(rank.node, rank.slot, rank.seconds / usual, words, rank.seconds / usual)
         if not others:
-            return Slowness(rank.node, rank.slot, 1.0, "nothing to compare with")
+            return Slowness(rank.node, rank.slot, 1.0, "nothing to compare with", 1.0)
         relation = own / statistics.median(other.seconds / other.expected for other in others)
         factor = relation / MODEL_MARGIN
         words = f"{relation:.2f} times its share by the cost model"
@@ -95,7 +113,7 @@ class Comparison:
             usual = statistics.median(before)
             words += f", before it was {usual:.2f}"
             factor = max(factor, relation / usual)
-        return Slowness(rank.node, rank.slot, max(factor, 1.0), words)
+        return Slowness(rank.node, rank.slot, max(factor, 1.0), words, relation)
 
 
 @dataclass(slots=True)

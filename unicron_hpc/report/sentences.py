@@ -162,6 +162,12 @@ def _slow_node(event: Event) -> str:
     return f"{event['node']} takes {float(event['factor']):.2f} x the time that others take"
 
 
+def _share_anew(event: Event) -> str:
+    before, after = seconds(event["seconds_now"]), seconds(event["seconds_then"])
+    whose = f"the work of task {event['task']} is shared anew, {event['node']} has changed speed"
+    return f"{whose}: {after} an iteration, not {before}"
+
+
 def _stacks(event: Event) -> str:
     return f"stacks of ranks {names(event['ranks'])} of task {event['task']} were written to logs/"
 
@@ -201,6 +207,7 @@ _SENTENCES: Mapping[str, Callable[[Event], str]] = {
     "plans_ready": _plans_ready,
     "rank_exited": _rank_exited,
     "rank_started": lambda e: f"process {e['pid']} of task {e['task']} runs on {e['node']}",
+    "share_anew": _share_anew,
     "slow_node": _slow_node,
     "slow_node_recovered": lambda e: f"{e['node']} is as fast as the others again",
     "stacks_dumped": _stacks,

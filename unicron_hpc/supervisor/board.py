@@ -140,6 +140,7 @@ class Board:
             self._planning.reckon_with,
             self._planning.better_without,
             self._slow_out,
+            lambda task: self.may_decide and self._planning.share_anew(task),
         )
 
     def adopt(self, snapshot: JobSnapshot, now: float) -> None:

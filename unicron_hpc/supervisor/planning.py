@@ -128,6 +128,14 @@ class Planning:
 
         return ask
 
+    def share_anew(self, task: str) -> bool:
+        """Have a task move to the best layout on its nodes, as slow as they are; False if it cannot now."""
+        alive = {slots.name: slots for slots in self._alive()}
+        control = self._tasks[task]
+        if any(held.name not in alive for held in control.nodes):
+            return False
+        return control.plan_again(tuple(alive[held.name] for held in control.nodes))
+
     def close(self) -> None:
         """Make no more plans."""
         if self._refreshing:

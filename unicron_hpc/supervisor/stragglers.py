@@ -53,6 +53,8 @@ class Stragglers:
         Prepares the question whether a task is better off without a node; it is asked in a thread.
     take_out
         Takes a node out of the job.
+    share_anew
+        Has a task move to the best layout on its nodes; False where it cannot now.
     """
 
     def __init__(
@@ -62,12 +64,14 @@ class Stragglers:
         planned_with: Callable[[Mapping[str, float]], None],
         better_without: Callable[[str, str], Callable[[], Verdict | None]],
         take_out: Callable[[Evidence], None],
+        share_anew: Callable[[str], bool],
     ) -> None:
         self._recovery = recovery
         self._journal = journal
         self._planned_with = planned_with
         self._better_without = better_without
         self._take_out = take_out
+        self._share_anew = share_anew
         self._comparisons: dict[str, Comparison] = {}
         self._nodes: dict[str, Persistence] = {}
         self._factors: dict[str, float] = {}
@@ -99,12 +103,14 @@ class Stragglers:
     def _note(self, task: str, node: str, slowness: Slowness, epoch: int, now: float) -> bool:
         """Add a comparison of a node; returns whether plans must know."""
         seen = self._nodes.setdefault(node, Persistence(self._recovery.slow_node_window))
-        seen.note(now, slowness.factor)
+        known = self._factors.get(node, 1.0)
+        seen.note(now, slowness.given(known))
         threshold = self._recovery.slow_node_factor
         if seen.slow and seen.over(threshold):
             seen.slow = False
             self._factors.pop(node, None)
             self._journal.write("slow_node_recovered", epoch, task=task, node=node)
+            self._ask(task, node, 1.0, slowness, epoch, now)
             return True
         factor = seen.lasting(threshold)
         if factor is None:
@@ -121,25 +127,40 @@ class Stragglers:
                 factor=factor,
                 evidence=slowness.compared,
             )
-        if seen.lasting(self._recovery.slow_node_out_factor) is not None:
-            self._ask(task, node, factor, slowness, now)
-        known = self._factors.get(node, 1.0)
+        self._ask(task, node, factor, slowness, epoch, now)
         self._factors[node] = factor
         return abs(factor - known) > STEP
 
-    def _ask(self, task: str, node: str, factor: float, slowness: Slowness, now: float) -> None:
-        """Have the planner say whether the task would be better off without the node; once a window."""
+    def _ask(self, task: str, node: str, factor: float, slowness: Slowness, epoch: int, now: float) -> None:
+        """Have the planner say what would be better with a node that is as slow as this; once a window."""
         busy = self._asking is not None and not self._asking.done()
         if busy or now - self._asked.get(node, -float("inf")) < self._recovery.slow_node_window:
             return
         self._asked[node] = now
-        self._asking = asyncio.create_task(self._decide(task, node, factor, slowness), name="slow node")
+        may_go = self._nodes[node].lasting(self._recovery.slow_node_out_factor) is not None
+        work = self._decide(task, node, factor, slowness, epoch, may_go=may_go)
+        self._asking = asyncio.create_task(work, name="slow node")
 
-    async def _decide(self, task: str, node: str, factor: float, slowness: Slowness) -> None:
+    async def _decide(
+        self, task: str, node: str, factor: float, slowness: Slowness, epoch: int, *, may_go: bool
+    ) -> None:
         verdict = await asyncio.to_thread(self._better_without(task, node))
-        if verdict is None or not verdict.better:
-            log.info("%s is slow, but the task is not better off without it: %s", node, verdict)
-            return
+        if verdict is not None and verdict.better and may_go:
+            self._out(node, factor, slowness, verdict)
+        elif verdict is not None and verdict.share_anew and self._share_anew(task):
+            self._journal.write(
+                "share_anew",
+                epoch,
+                task=task,
+                node=node,
+                factor=factor,
+                seconds_now=verdict.now_seconds,
+                seconds_then=verdict.with_seconds,
+            )
+        else:
+            log.info("%s takes %.2f times as long, and the task stays as it is: %s", node, factor, verdict)
+
+    def _out(self, node: str, factor: float, slowness: Slowness, verdict: Verdict) -> None:
         detail = (
             f"{factor:.2f} times as slow as its like for {self._recovery.slow_node_window:.0f} s "
             f"({slowness.compared}, slot {slowness.slot}); an iteration is expected to take "

@@ -161,6 +161,21 @@ class TaskControl:
         else:
             self._transitions.begin()
 
+    def plan_again(self, nodes: tuple[NodeSlots, ...]) -> bool:
+        """Move to the best layout on the nodes that it has, whose speeds have changed.
+
+        Returns
+        -------
+        bool
+            False where a transition or an incident is under way, which sees to that itself.
+        """
+        state = self._state
+        if state.finished or state.layout is None or self.in_transition or state.incident is not None:
+            return False
+        state.nodes, state.candidate, state.from_table = nodes, None, False
+        self._transitions.begin()
+        return True
+
     def keep(self, nodes: tuple[NodeSlots, ...]) -> None:
         """Note the nodes that a predecessor gave it."""
         self._state.nodes = nodes
