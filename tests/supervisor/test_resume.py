@@ -45,7 +45,10 @@ def holds(
 
 @st.composite
 def survivors(draw: st.DrawFn) -> dict[Seat, Holdings]:
-    """Reports as they can occur: some at iteration i, some one behind in any phase, some new processes."""
+    """Reports as they can occur: some at iteration i, some one behind in any phase, some new processes.
+
+    Of the new ones some have got state already and were cut before they took their places.
+    """
     now = draw(st.integers(1, 50))
     found: dict[Seat, Holdings] = {}
     for seat in draw(st.lists(st.sampled_from(SEATS), unique=True)):
@@ -57,6 +60,9 @@ def survivors(draw: st.DrawFn) -> dict[Seat, Holdings]:
         phase = draw(st.sampled_from(Phase)) if names else Phase.IDLE
         pending = tuple(draw(st.lists(st.sampled_from(names), unique=True))) if names else None
         found[seat] = holds(iteration, *names, phase=phase, stale=stale, pending=pending)
+        if draw(st.booleans()):
+            got = tuple(unit(name, now) for name in names)
+            found[seat] = msgspec.structs.replace(holds(0, phase=Phase.IDLE), units=got)
     return found
 
 
@@ -64,7 +70,7 @@ def survivors(draw: st.DrawFn) -> dict[Seat, Holdings]:
 @given(survivors())
 def test_all_state_stands_at_one_iteration_and_it_is_the_furthest(reports: dict[Seat, Holdings]) -> None:
     resume = resume_point(reports)
-    furthest = max((r.iteration for r in reports.values() if r.units), default=None)
+    furthest = max((u.iteration for r in reports.values() for u in r.units), default=None)
     assert resume.iteration == furthest
     assert {u.iteration for units in resume.units.values() for u in units} <= {furthest}
 
@@ -151,6 +157,13 @@ def test_a_unit_kept_from_an_earlier_layout_is_not_taken_for_current() -> None:
     a, b = SEATS[:2]
     resume = resume_point({a: holds(8, "layer 0", stale=(unit("layer 3", 5),)), b: holds(8, "layer 1")})
     assert [held.unit for held in resume.units[a]] == ["layer 0"]
+
+
+def test_state_counts_with_a_process_that_got_it_and_lost_its_sender_before_it_took_its_place() -> None:
+    got = msgspec.structs.replace(holds(0, phase=Phase.IDLE), units=(unit("layer 0", 8), unit("layer 1", 8)))
+    resume = resume_point({SEATS[0]: got})
+    assert resume.iteration == 8
+    assert resume.units == {SEATS[0]: got.units}
 
 
 def test_new_processes_alone_have_nothing_to_go_on_from() -> None:

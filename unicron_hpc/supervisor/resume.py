@@ -37,6 +37,8 @@ def resume_point(
     The furthest committed iteration of any survivor counts: a rank commits only after the world all-reduce
     of the gradient norm, to which every rank contributes only with complete gradient sums. So whoever is
     one iteration behind the furthest and has complete sums (`Phase.REDUCED`) can apply the same update.
+    What is held says how far that is, not what a process has committed by itself: a new one may have got
+    all its state and lost the peer that sent it before it took its place.
 
     Parameters
     ----------
@@ -46,7 +48,7 @@ def resume_point(
     states = [report for report in holdings.values() if report.units]
     if not states:
         return Resume(None, None, {})
-    furthest = max(report.iteration for report in states)
+    furthest = max(unit.iteration for report in states for unit in report.units)
     last = _record(holdings, furthest)
     commit = None
     usable: dict[Seat, tuple[HeldUnit, ...]] = {}
