@@ -1,0 +1,52 @@
+"""A node that becomes slow, under a real coordinator."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from tests.supervisor.events import within
+from tests.supervisor.lone_coordinator import LoneJob
+from unicron_hpc.planner.layout import Layout
+from unicron_hpc.supervisor.watch_messages import Vital
+
+WINDOW = 10
+#: Computing takes far longer than sending, so that every share counts.
+BUSY = ("model.hidden_size=1024", "model.seq_length=512", "train.micro_batch_size=1")
+
+
+def load(layout: Layout | None) -> dict[str, int]:
+    """Layers times micro-batches of every node."""
+    assert layout is not None
+    return {
+        layout.seats[p.rank].node: p.stage.num_layers * layout.replicas[p.replica].micro_batches
+        for p in layout.positions()
+    }
+
+
+def test_it_gets_less_to_do_by_a_planned_transition_on_the_same_nodes(tmp_path: Path) -> None:
+    async def work() -> None:
+        window = f"recovery.slow_node_window={WINDOW}"
+        async with LoneJob(tmp_path, window, *BUSY, active=4, spares=0) as job:
+            board = job.coordinator._board
+            task = board.tasks["tiny"]
+            assert load(task.layout) == dict.fromkeys(job.nodes, 16)
+            start = time.monotonic()
+            for second in range(WINDOW + 2):
+                for node in job.nodes:
+                    vital = Vital(job.on(node), job.epoch, 9, True, 0.4 if node == "n3" else 0.2, 9)
+                    task.vitals.note(vital, start + second)
+                board.look_for_slow(start + second)
+            await job.until(lambda: task.in_transition)
+            assert not task.plan_again(task.nodes)  # one at a time
+            await job.running()
+            now = load(task.layout)
+            assert set(now) == set(job.nodes)
+            assert 0 < now["n3"] < 16 < max(now.values())
+            (told,) = job.events("share_anew")
+            assert (told["node"], told["factor"]) == ("n3", 2.0)
+            assert told["seconds_then"] < told["seconds_now"]
+            assert [event["incident"] for event in job.events("transition_finished")] == [None, None]
+            assert job.events("fault_detected") == []
+
+    within(work())
