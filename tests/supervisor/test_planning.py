@@ -340,5 +340,7 @@ def test_a_task_shares_its_work_anew_on_its_own_nodes_as_slow_as_they_are(tmp_pa
         await done()
 
     run(work())
-    job.members.get(before[1].name).role = Role.LOST
+    gone = job.members.get(before[1].name)
+    assert gone is not None
+    gone.role = Role.LOST
     assert not job.planning.share_anew("light")
