@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from tests.detect.field_cases import CASES
 from unicron_hpc.cli import explain
-from unicron_hpc.cli.log_files import LONGEST_LINE, lines
+from unicron_hpc.cli.log_files import LONGEST_LINE, LogError, lines, open_log
 from unicron_hpc.cli.main import COMMANDS
 
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
@@ -204,3 +204,10 @@ def test_help_teaches_with_examples() -> None:
     text = run("--help").stdout
     for word in ("unicron explain --json", "dmesg |", "--sequence", "SEV1", "Exit code"):
         assert word in text
+
+
+def test_a_closed_standard_input_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdin", None)
+        with pytest.raises(LogError, match="standard input: is closed"):
+            open_log("-").__enter__()

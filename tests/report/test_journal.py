@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from unicron_hpc.report.appender import Appender
-from unicron_hpc.report.journal import EVENTS, Journal, read_lines, write_whole
+from unicron_hpc.report.journal import EVENTS, Journal, read_events, read_lines, write_whole
 
 
 def test_an_event_is_one_line_with_time_type_and_epoch(tmp_path: Path) -> None:
@@ -158,3 +158,22 @@ def test_what_cannot_be_written_leaves_the_file_before_in_place(tmp_path: Path) 
     with pytest.raises(TypeError):
         write_whole(path, {"state": object()})
     assert json.loads(path.read_text()) == {"state": "failed"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"time": 1.0, "epoch": 1}',
+        '{"type": "job_started", "epoch": 1}',
+        '{"time": 1.0, "type": "job_started"}',
+        '{"time": "1", "type": "job_started", "epoch": 1}',
+        '{"time": 1e308, "type": "job_started", "epoch": 1}',
+        '{"time": NaN, "type": "job_started", "epoch": 1}',
+        '{"time": -1.0, "type": "job_started", "epoch": 1}',
+        '{"time": 1.0, "type": 5, "epoch": 1}',
+        '{"time": 1.0, "type": "job_started", "epoch": null}',
+    ],
+)
+def test_a_record_without_an_events_fields_is_no_event(line: str, tmp_path: Path) -> None:
+    (tmp_path / EVENTS).write_text(line + '\n{"time": 2.0, "type": "agent_joined", "epoch": 0}\n')
+    assert [event["type"] for event in read_events(tmp_path / EVENTS)] == ["agent_joined"]

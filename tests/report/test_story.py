@@ -12,6 +12,8 @@ from click.testing import CliRunner
 
 from unicron_hpc.cli.main import main
 from unicron_hpc.report.journal import read_lines
+from unicron_hpc.report.sentences import TOLD
+from unicron_hpc.report.status import status_of
 from unicron_hpc.report.story import incidents_of
 from unicron_hpc.report.telling import MOST_WITNESSES, incident_lines
 
@@ -152,3 +154,33 @@ def test_whole_incidents_cannot_be_followed(run_folder: Path) -> None:
     refused = CliRunner().invoke(main, ["events", "--incidents", "--follow", str(run_folder)])
     assert refused.exit_code == 2
     assert "--follow" in refused.output
+
+
+KEYS = sorted({key for event in RUN for key in event} | {"incident", "suspects", "evidence", "factor"})
+
+
+@pytest.mark.parametrize("junk", [None, 5, "x", [], [1], {"a": 1}, [{}], -1.5])
+def test_events_of_another_version_or_damaged_ones_hide_nothing_of_the_others(junk: Any) -> None:
+    strange = [
+        {**fields, "time": 0.0, "type": kind, "epoch": 0}
+        for kind in sorted(TOLD)
+        for fields in ({}, dict.fromkeys(KEYS, junk))
+    ]
+    first = next(k for k, event in enumerate(RUN) if event["type"] == "job_started")
+    told = incidents_of([*RUN[:first], *strange, *RUN[first:]])
+    assert {"killed (SIGKILL)", "lost connection"} <= {story.error for story in told}
+    status = status_of([*strange, *RUN], [{"task": junk}, {"iteration": junk}])
+    assert status["coordinator"] == "n1"
+    assert "n3" in {node["name"] for node in status["nodes"]}
+
+
+@pytest.mark.parametrize("words", [["events"], ["events", "--incidents"], ["status"]])
+def test_a_journal_cannot_speak_to_the_terminal(words: list[str], run_folder: Path) -> None:
+    with (run_folder / "events.jsonl").open("a") as file:
+        said = "\x1b]0;title\x07 \x9b31m text"
+        file.write(json.dumps(fault(9, error=said, evidence=said, node=said)) + "\n")
+        file.write(json.dumps({"time": 1.0, "type": said, "epoch": 1, "key": said}) + "\n")
+        file.write("{}\n5\n\x00\n")
+    done = CliRunner().invoke(main, [*words, str(run_folder)])
+    assert done.exit_code == 0, done.output
+    assert not any((c < " " and c != "\n") or "\x7f" <= c < "\xa0" for c in done.stdout)

@@ -30,7 +30,7 @@ from unicron_hpc.detect.severity import Severity
 from unicron_hpc.detect.site_rules import use_rules_of
 from unicron_hpc.errors import ConfigError, UnicronError
 from unicron_hpc.report.drill_outcome import Culprit, Outcome, named_rightly
-from unicron_hpc.report.journal import EVENTS, read_lines
+from unicron_hpc.report.journal import EVENTS, read_events
 from unicron_hpc.report.status import status_of
 from unicron_hpc.slurm.run_folder import RULES
 from unicron_hpc.supervisor import drill_client
@@ -132,7 +132,7 @@ def run(
     if not recovery.drills:
         raise ConfigError("recovery.drills is false: this job forbids drills", where=str(folder))
     use_rules_of(folder / RULES)
-    events = list(read_lines(folder / EVENTS))
+    events = list(read_events(folder / EVENTS))
     status = status_of(events, ())
     if status["state"] != "RUNNING":
         raise UnicronError(f"the job is {status['state']}, not RUNNING", where=str(folder))

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from unicron_hpc.cli.waiting import last_iteration
 from unicron_hpc.errors import UnicronError
 from unicron_hpc.report.drill_outcome import Culprit, Outcome, named_rightly, outcome, wronged
-from unicron_hpc.report.journal import EVENTS, METRICS, read_lines
+from unicron_hpc.report.journal import EVENTS, METRICS, read_events, read_lines
 from unicron_hpc.supervisor.drill_client import read_answer
 from unicron_hpc.supervisor.drill_kinds import Expected
 from unicron_hpc.supervisor.drill_notes import Note
@@ -65,7 +65,7 @@ class Watched:
 
     def events(self) -> list[dict[str, Any]]:
         """The whole journal."""
-        return list(read_lines(self.run_folder / EVENTS))
+        return list(read_events(self.run_folder / EVENTS))
 
 
 def wait_injected(drill: Watched) -> Note:

@@ -13,7 +13,8 @@ import click
 
 from unicron_hpc.cli.failing import ends_with_errors
 from unicron_hpc.cli.find_run import find_run_folder
-from unicron_hpc.report.journal import EVENTS, read_lines
+from unicron_hpc.report.journal import EVENTS, read_events
+from unicron_hpc.report.plain import plain
 from unicron_hpc.report.sentences import sentence
 from unicron_hpc.report.story import incidents_of
 from unicron_hpc.report.telling import incident_lines
@@ -49,20 +50,20 @@ def command(job: str, as_json: bool, incidents: bool, follow: bool, run_dir: Pat
 
 
 def _tell_incidents(path: Path, as_json: bool) -> None:
-    stories = incidents_of(read_lines(path))
+    stories = incidents_of(read_events(path))
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(story) for story in stories]))
     elif not stories:
         click.echo("no incident so far")
     for story in () if as_json else stories:
-        click.echo("\n".join(incident_lines(story)))
+        click.echo("\n".join(map(plain, incident_lines(story))))
 
 
 def _events(path: Path, follow: bool) -> Iterator[dict[str, Any]]:
     seen = 0
     while True:
         finished = False
-        for event in list(read_lines(path))[seen:]:
+        for event in list(read_events(path))[seen:]:
             seen += 1
             finished = finished or event["type"] == "job_finished"
             yield event
@@ -74,4 +75,4 @@ def _events(path: Path, follow: bool) -> Iterator[dict[str, Any]]:
 def describe(event: dict[str, Any]) -> str:
     """One event on one line: local time, epoch, and what happened."""
     clock = time.strftime("%H:%M:%S", time.localtime(event["time"]))
-    return f"{clock}.{int(event['time'] * 1000) % 1000:03d} [{event['epoch']}] {sentence(event)}"
+    return f"{clock}.{int(event['time'] * 1000) % 1000:03d} [{event['epoch']}] {plain(sentence(event))}"

@@ -10,6 +10,7 @@ from typing import Any
 from unicron_hpc.detect.log_scan import LogFinding
 from unicron_hpc.detect.log_verdict import Story
 from unicron_hpc.detect.reports import Verdict
+from unicron_hpc.report.plain import plain
 
 _WIDTH = 100
 #: Findings of one kind that are shown by their lines; JSON has all.
@@ -85,7 +86,8 @@ def show_verdict(verdict: Verdict) -> str:
         ("action", verdict.action.value + (", drain the node" if verdict.drain else "")),
     ]
     shown = [f"{name + ':':<12}{value}" for name, value in rows if value]
-    return "\n".join([*shown, "evidence:", *(f"  {sentence}" for sentence in verdict.evidence)])
+    evidence = [f"  {plain(sentence)}" for sentence in verdict.evidence]
+    return "\n".join([*shown, *(["evidence:"] if evidence else []), *evidence])
 
 
 def _failed(story: Story, k: int) -> bool:
@@ -122,6 +124,7 @@ def _kind(findings: Sequence[LogFinding]) -> Iterator[str]:
         times = f" ({finding.count} times)" if finding.count > 1 else ""
         yield f"    {_where(finding)}{times}"
         for line in finding.text.splitlines()[:3]:
+            line = plain(line)
             yield f"      | {line if len(line) <= 2 * _WIDTH else line[: 2 * _WIDTH] + ' ...'}"
     if len(findings) > _MOST_LINES:
         rest = findings[_MOST_LINES:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
@@ -27,8 +28,22 @@ def ends_with_errors(command: Callable[P, R]) -> Callable[P, R]:
             click.echo(str(error), err=True)
             sys.exit(error.exit_code)
         except BrokenPipeError:
-            # Whoever read our output is gone; Python would complain once more when it flushes at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _forget_output()
             sys.exit(141)
+        except OSError as error:
+            # Another user's folder, a full disk: the system's words say it, a traceback adds nothing.
+            click.echo(f"{error.filename or 'input or output'}: {error.strerror or error}", err=True)
+            if error.errno in (errno.EACCES, errno.EPERM):
+                click.echo("  ask its owner: a run folder is its user's alone", err=True)
+            _forget_output()
+            sys.exit(1)
 
     return wrapped
+
+
+def _forget_output() -> None:
+    """Drop what stdout did not take; Python would complain once more when it flushes at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -34,6 +34,8 @@ def open_log(name: str) -> Iterator[BinaryIO]:
     LogError
         When it cannot be opened, or is damaged where it is read.
     """
+    if name == "-" and sys.stdin is None:
+        raise LogError("is closed", where="standard input", hint="name a file")
     try:
         with open(sys.stdin.fileno() if name == "-" else Path(name), "rb", closefd=name != "-") as file:
             begins = file.peek(6)

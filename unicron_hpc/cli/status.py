@@ -13,7 +13,8 @@ import click
 from unicron_hpc.cli.failing import ends_with_errors
 from unicron_hpc.cli.find_run import find_run_folder
 from unicron_hpc.errors import UnicronError
-from unicron_hpc.report.journal import EVENTS, read_lines
+from unicron_hpc.report.journal import EVENTS, read_events
+from unicron_hpc.report.plain import plain
 from unicron_hpc.report.sentences import names, seconds
 from unicron_hpc.report.status import read_status
 from unicron_hpc.report.story import incidents_of
@@ -88,7 +89,7 @@ def _show(status: dict[str, Any]) -> None:
     for task, last in status["train_iters"].items():
         console.print(f"task {task}: iteration {status['iterations'].get(task, 0)} of {last}")
     if status["cause"]:
-        console.print(f"cause: {status['cause']}", markup=False)
+        console.print(plain(f"cause: {status['cause']}"), markup=False)
     table = Table("node", "role", "agent", "rank", "pid", "task", "replica", "stage", "layers")
     for node in status["nodes"]:
         rows = node["ranks"] or [None]
@@ -114,13 +115,13 @@ def _show_incidents(console: Console, run_folder: Path) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    stories = incidents_of(read_lines(run_folder / EVENTS))
+    stories = incidents_of(read_events(run_folder / EVENTS))
     if not stories:
         return
     table = Table("incident", "what broke", "where", "how we know", "how long", title="latest incidents")
     for story in stories[-MOST_INCIDENTS:]:
         took = seconds(story.seconds) if story.seconds is not None else story.ended
-        broke = f"{story.error}, {story.severity}"
-        table.add_row(str(story.number), escape(broke), escape(guilty(story)), names(story.methods), took)
+        cells = (f"{story.error}, {story.severity}", guilty(story), names(story.methods), took)
+        table.add_row(str(story.number), *(escape(plain(cell)) for cell in cells))
     console.print(table)
     console.print(f"unicron events --incidents {run_folder} tells each of them", markup=False, soft_wrap=True)

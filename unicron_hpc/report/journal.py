@@ -15,6 +15,11 @@ EVENTS = "events.jsonl"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 
+#: What an event of another version, or a damaged one, raises in whoever reads its fields.
+NOT_AS_EXPECTED = (KeyError, TypeError, ValueError, AttributeError)
+#: Unix times beyond it (the year 5138) are damage, and no clock can show them.
+_LATEST = 1e11
+
 
 class Journal:
     """The job's events."""
@@ -49,6 +54,15 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             if isinstance(record, dict):
                 yield record
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """The events of a journal; what has not an event's `time`, `type` and `epoch` is passed over."""
+    for record in read_lines(path):
+        when, epoch = record.get("time"), record.get("epoch")
+        timed = isinstance(when, int | float) and 0 <= when < _LATEST
+        if timed and isinstance(record.get("type"), str) and isinstance(epoch, int):
+            yield record
 
 
 def write_whole(path: Path, content: dict[str, Any]) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from unicron_hpc.report.journal import EVENTS, METRICS, read_lines
+from unicron_hpc.report.journal import EVENTS, METRICS, NOT_AS_EXPECTED, read_events, read_lines
 
 #: Slurm's word for each way in which a run ends.
 ENDED = {"finished": "COMPLETED", "failed": "FAILED", "cancelled": "CANCELLED"}
+_OF_RANK = ("rank", "pid", "task", "replica", "stage", "layers", "node")
 
 
 def read_status(run_folder: Path) -> dict[str, Any]:
     """The status of the run in `run_folder`."""
-    status = status_of(read_lines(run_folder / EVENTS), read_lines(run_folder / METRICS))
+    status = status_of(read_events(run_folder / EVENTS), read_lines(run_folder / METRICS))
     return {**status, "run_dir": str(run_folder)}
 
 
@@ -48,34 +50,37 @@ def status_of(events: Iterable[Mapping[str, Any]], metrics: Iterable[Mapping[str
     used: dict[str, set[str]] = {}
     ranks: dict[str, list[dict[str, Any]]] = {}
     for event in events:
-        job["epoch"] = max(job["epoch"], int(event.get("epoch", 0)))
-        match event["type"]:
-            case "job_started":
-                job.update(job_id=event["job_id"], state="RUNNING", train_iters=event["train_iters"])
-                job.update(shown_id=event.get("shown_id", event["job_id"]), ends=event.get("ends"))
-                for place, node in enumerate(event["nodes"]):
-                    roles[node] = "active" if place < event["active"] else "spare"
-                    agents[node] = None
-            case "coordinator_elected":
-                job["coordinator"] = event["node"]
-            case "agent_joined":
-                agents[event["node"]] = event["pid"]
-            case "agent_lost":
-                roles[event["node"]] = "lost"
-            case "plan_chosen":
-                used[event["task"]] = set(event["nodes"])
-                _assign_roles(roles, used)
-            case "transition_finished":
-                ranks[event["task"]] = event["ranks"]
-            case "task_finished":
-                used.pop(event["task"], None)
-            case "fault_detected":
-                job["incidents"] = max(job["incidents"], int(event.get("incident") or 0))
-            case "job_finished":
-                job["state"] = ENDED.get(event["state"], "FAILED")
-                job["cause"] = event["cause"]
+        with suppress(*NOT_AS_EXPECTED):
+            job["epoch"] = max(job["epoch"], int(event.get("epoch", 0)))
+            match event["type"]:
+                case "job_started":
+                    job.update(job_id=event["job_id"], state="RUNNING", ends=event.get("ends"))
+                    job.update(shown_id=event.get("shown_id", event["job_id"]))
+                    job.update(train_iters=dict(event["train_iters"]))
+                    for place, node in enumerate(event["nodes"]):
+                        roles[node] = "active" if place < event["active"] else "spare"
+                        agents[node] = None
+                case "coordinator_elected":
+                    job["coordinator"] = event["node"]
+                case "agent_joined":
+                    agents[event["node"]] = event["pid"]
+                case "agent_lost":
+                    roles[event["node"]] = "lost"
+                case "plan_chosen":
+                    used[event["task"]] = set(event["nodes"])
+                    _assign_roles(roles, used)
+                case "transition_finished":
+                    ranks[event["task"]] = [{key: rank[key] for key in _OF_RANK} for rank in event["ranks"]]
+                case "task_finished":
+                    used.pop(event["task"], None)
+                case "fault_detected":
+                    job["incidents"] = max(job["incidents"], int(event.get("incident") or 0))
+                case "job_finished":
+                    job["state"] = ENDED.get(event["state"], "FAILED")
+                    job["cause"] = event["cause"]
     for line in metrics:
-        job["iterations"][line["task"]] = line["iteration"]
+        with suppress(*NOT_AS_EXPECTED):
+            job["iterations"][line["task"]] = int(line["iteration"])
     job["iteration"] = min((job["iterations"].get(task, 0) for task in job["train_iters"]), default=0)
     job["nodes"] = [
         {
@@ -83,7 +88,7 @@ def status_of(events: Iterable[Mapping[str, Any]], metrics: Iterable[Mapping[str
             "role": role,
             "agent_pid": agents.get(node),
             "ranks": [
-                {key: rank[key] for key in ("rank", "pid", "task", "replica", "stage", "layers")}
+                {key: value for key, value in rank.items() if key != "node"}
                 for of_task in ranks.values()
                 for rank in of_task
                 if rank["node"] == node and role != "lost"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from unicron_hpc.report.journal import NOT_AS_EXPECTED
 from unicron_hpc.report.sentences import ACTIONS, brief, place, sentence
 
 #: Events without an incident's number that belong to the one that is open.
@@ -62,26 +64,34 @@ def incidents_of(events: Iterable[Mapping[str, Any]]) -> list[IncidentStory]:
     stories: dict[int, IncidentStory] = {}
     latest: dict[str, IncidentStory] = {}
     for event in events:
-        kind = event["type"]
-        number = event.get("incident")
-        if kind == "job_finished":
-            for story in stories.values():
-                if story.seconds is None:
-                    story.ended = f"not over when the job {event['state']}"
-        elif kind in ("drain_result", "agent_lost"):
-            for story in latest.values():
-                if event["node"] in story.nodes:
-                    story.actions.append(sentence(event))
-        elif number is None:
-            told = latest.get(str(event.get("task", "")))
-            if kind in _STEPS and told is not None and told.seconds is None:
-                told.actions.append(sentence(event))
-        else:
-            task = str(event.get("task", ""))
-            story = stories.setdefault(int(number), IncidentStory(int(number), task))
-            latest[task] = story
-            _add(story, event)
+        with suppress(*NOT_AS_EXPECTED):
+            _take(event, stories, latest)
     return [stories[number] for number in sorted(stories)]
+
+
+def _take(
+    event: Mapping[str, Any], stories: dict[int, IncidentStory], latest: dict[str, IncidentStory]
+) -> None:
+    """Add an event to the story that it belongs to; `latest` is each task's."""
+    kind = event["type"]
+    number = event.get("incident")
+    if kind == "job_finished":
+        for story in stories.values():
+            if story.seconds is None:
+                story.ended = f"not over when the job {event['state']}"
+    elif kind in ("drain_result", "agent_lost"):
+        for story in latest.values():
+            if event["node"] in story.nodes:
+                story.actions.append(sentence(event))
+    elif number is None:
+        told = latest.get(str(event.get("task", "")))
+        if kind in _STEPS and told is not None and told.seconds is None:
+            told.actions.append(sentence(event))
+    else:
+        task = str(event.get("task", ""))
+        story = stories.setdefault(int(number), IncidentStory(int(number), task))
+        latest[task] = story
+        _add(story, event)
 
 
 def _add(story: IncidentStory, event: Mapping[str, Any]) -> None:
