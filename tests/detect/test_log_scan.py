@@ -67,7 +67,18 @@ def test_a_traceback_is_one_finding_at_its_last_line_with_its_text() -> None:
     assert "not of it" not in finding.text
 
 
-@pytest.mark.parametrize("prefix", ["", "[rank3]: ", "3: ", "2025-03-03 10:00:00 "])
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "",
+        "[rank3]: ",
+        "3: ",
+        "2025-03-03 10:00:00 ",
+        "w-1: [rank3]: ",
+        "(Worker pid=4, ip=10.0.0.3) ",
+        "stderr F ",
+    ],
+)
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -89,6 +100,34 @@ def test_tracebacks_of_ranks_whose_lines_are_mixed_are_told_apart() -> None:
     second = [f"[rank1]: {line}" for line in (HEAD + "KeyError: 'b'").split("\n")]
     mixed = [line for pair in zip(first, second, strict=True) for line in pair]
     assert [(f.rank, f.text) for f in scan("\n".join(mixed))] == [(0, "ValueError: a"), (1, "KeyError: 'b'")]
+
+
+@pytest.mark.parametrize(
+    "before", ["worker-{}: ", "worker-{0}: [rank{0}]: ", "(Worker pid={}, ip=10.0.0.3) "]
+)
+def test_tracebacks_behind_what_an_unknown_launcher_writes_are_told_apart(before: str) -> None:
+    first = [before.format(0) + line for line in (HEAD + "ValueError: a").split("\n")]
+    second = [before.format(1) + line for line in (HEAD + "KeyError: 'b'").split("\n")]
+    mixed = [line for pair in zip(first, second, strict=True) for line in pair]
+    assert [f.text for f in scan("\n".join(mixed))] == ["ValueError: a", "KeyError: 'b'"]
+
+
+def test_what_a_progress_bar_left_before_a_traceback_is_not_taken_for_a_launchers() -> None:
+    lines = ("Epoch 0: 34%|##| 101/300 [00:12]" + HEAD + "ValueError: a").split("\n")
+    assert [f.text for f in scan("\n".join(lines))] == ["ValueError: a"]
+
+
+def test_a_launchers_traceback_that_was_cut_off_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_scan, "_SILENCE", 3)
+    head = [f"worker-1: {line}" for line in HEAD.split("\n")[:2]]
+    assert scan("\n".join([*head, *["step"] * 4, "worker-1: ValueError: a"])) == []
+    assert len(scan("\n".join([*head, *["step"] * 2, "worker-1: ValueError: a"]))) == 1
+
+
+def test_a_traceback_has_the_time_at_which_it_began() -> None:
+    raised = [f"[rank2]: {line}" for line in (HEAD + "ValueError: a").split("\n")]
+    (finding,) = scan("\n".join(["2025-03-03 10:00:00 step", *raised, "2025-03-03 11:00:00 step"]))
+    assert finding.time == 1740996000.0
 
 
 def test_lines_of_others_inside_a_traceback_are_findings_of_their_own() -> None:
@@ -235,6 +274,18 @@ def test_complaints_alone_have_no_cause() -> None:
     told = story(rank0=PEER, rank1=PEER)
     assert told.first_cause is None
     assert told.consequences == {0, 1}
+
+
+def test_an_end_without_a_reason_after_complaints_is_their_consequence() -> None:
+    told = story(run=CASES["log_line-17"]["input"] + "\nFatal Python error: Aborted")
+    assert (told.first_cause, told.consequences) == (None, {0, 1})
+
+
+def test_the_same_failure_of_the_same_node_again_is_a_consequence() -> None:
+    lost = [CASES["log_line-39"]["input"], CASES["log_line-33"]["input"]]
+    told = story(run=lost[0] + "\n" + lost[1].replace("c2", "worker-1"))
+    assert (told.first_cause, told.consequences) == (0, {1})
+    assert story(run="\n".join(lost)).consequences == set()
 
 
 def test_the_rank_that_lags_behind_is_suspected() -> None:

@@ -37,6 +37,7 @@ HEADS = [
     ("2025-03-03 10:00:00 [rank3]: ", TEN, 3, ""),
     ("[ 1234.567890] ", None, None, ""),
     ("6,1234,5678901,-;", None, None, ""),
+    ("gpu07: [rank3]: ", None, 3, "gpu07"),
     ("gpu07: [ 1234.567890] ", None, None, "gpu07"),
     ("gpu07:90:140 [1] ", None, None, "gpu07"),
     ("\x1b[31mERROR:root:\x1b[0m", None, None, ""),

@@ -37,6 +37,9 @@ from unicron_hpc.errors import UnicronError
         ({"event": "section_end", "name": "checkpointing"}, Sign.SECTION_OVER, None),
         ({"event": "something new"}, Sign.FAULT, None),
         ({"node": "n3"}, Sign.RESTART, None),
+        ({"event": "xid", "xid": 79}, Sign.FAULT, "GPU driver error"),
+        ({"event": "Xid 79"}, Sign.FAULT, "GPU driver error"),
+        ({"event": "xid_79"}, Sign.FAULT, "GPU driver error"),
     ],
 )
 def test_what_a_report_says(entry: dict[str, Any], sign: Sign, error: str | None) -> None:
@@ -44,7 +47,20 @@ def test_what_a_report_says(entry: dict[str, Any], sign: Sign, error: str | None
     assert (report.sign, report.finding and report.finding.error) == (sign, error)
 
 
-@pytest.mark.parametrize("entry", [{"signal": "SIGFOO"}, {"rank": "two"}, {"t": float("nan")}, {"code": 1.5}])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"signal": "SIGFOO"},
+        {"rank": "two"},
+        {"rank": -1},
+        {"rank": float("inf")},
+        {"t": float("nan")},
+        {"t": float("inf")},
+        {"code": 1.5},
+        {"event": ["silent"]},
+        {"node": 3},
+    ],
+)
 def test_what_is_no_report_is_refused(entry: dict[str, Any]) -> None:
     with pytest.raises(UnicronError):
         read_report(entry)

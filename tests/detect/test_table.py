@@ -238,6 +238,10 @@ def test_every_result_of_nccl_is_known_by_its_name(name: str, error: str, severi
         "INFO: fault tolerance is enabled",
         "loading data from /data/infinite-loss.bin",
         "",
+        "nccl timeout set to 1800s; retry on connection reset enabled",
+        "NCCL timeout is 1800 s",
+        "setting NCCL timeout to 600 seconds",
+        "NCCL async timeout handling enabled",
     ],
 )
 def test_what_a_healthy_training_prints_is_no_finding(line: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -22,6 +22,9 @@ from unicron_hpc.detect.tracebacks import Raised, Traceback
 MOST_FINDINGS = 5000
 #: Longest text of a finding, in characters.
 _LONGEST = 2000
+#: Tracebacks that are read at the same time, and lines after which one is given up.
+_MOST_STREAMS, _SILENCE = 256, 400
+_HEAD = "Traceback (most"
 #: Lines back to look for a time, when a line has none.
 _BACK = 200
 
@@ -91,6 +94,24 @@ class LogFinding(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
+class _Stream:
+    """A traceback that is being read, and the line with which it began.
+
+    Attributes
+    ----------
+    last
+        Number of the line that was fed last.
+    begun
+        Whether a line after the head has come.
+    """
+
+    traceback: Traceback
+    head: Line
+    last: int
+    begun: bool = False
+
+
+@dataclass(slots=True)
 class LogScan:
     """Reads one log line by line.
 
@@ -112,7 +133,8 @@ class LogScan:
     table: Table = field(default_factory=table_in_use)
     left_out: int = 0
     _found: dict[tuple[object, ...], LogFinding] = field(default_factory=dict)
-    _tracebacks: dict[int | None, Traceback] = field(default_factory=dict)
+    #: By rank, and by what a launcher that is not known puts before every line.
+    _tracebacks: dict[tuple[int | None, str], _Stream] = field(default_factory=dict)
     _kernel: KernelLog = field(init=False)
     _recent: deque[bytes] = field(default_factory=lambda: deque(maxlen=_BACK))
     _report: TorchrunReport | None = None
@@ -129,7 +151,7 @@ class LogScan:
             not self._tracebacks
             and self._report is None
             and not self.table.may_fit(raw)
-            and b"Traceback (most" not in raw
+            and _HEAD.encode() not in raw
             and b"NVRM" not in raw
         ):
             self._recent.append(raw)
@@ -144,8 +166,8 @@ class LogScan:
 
     def finish(self) -> list[LogFinding]:
         """All findings, in the order in which they stand in the file."""
-        for rank, traceback in self._tracebacks.items():
-            self._raised(traceback.finish(), Line("", rank=rank))
+        for stream in self._tracebacks.values():
+            self._raised(stream.traceback.finish(), stream.head)
         self._reported(Line(""))
         self._tracebacks.clear()
         return sorted(self._found.values(), key=lambda finding: finding.line_number)
@@ -174,17 +196,42 @@ class LogScan:
 
     def _traceback(self, whole: str, line: Line, number: int) -> bool:
         """Whether the line belongs to a traceback."""
-        traceback = self._tracebacks.get(line.rank)
-        if traceback is None:
-            if "Traceback (most" not in line.text:
-                return False
-            traceback = self._tracebacks[line.rank] = Traceback()
-        belongs, chain = traceback.feed(line.text, number, whole)
+        self._give_up(number)
+        for rank, before in list(self._tracebacks):
+            if before and rank == line.rank and line.text.startswith(before):
+                if not self._tracebacks[rank, before].begun:
+                    self._tracebacks.pop((rank, ""), None)  # opened by the same head
+                return self._feed((rank, before), line.text[len(before) :], whole, line, number)
+        begins = line.text.find(_HEAD)
+        before = line.text[: max(begins, 0)]
+        if before.strip() and len(self._tracebacks) < _MOST_STREAMS:
+            # It may be what stands before all lines of this stream, or the rest of a line that was not ended.
+            self._feed((line.rank, before), line.text[begins:], whole, line, number)
+        if begins < 0 and (line.rank, "") not in self._tracebacks:
+            return False
+        return self._feed((line.rank, ""), line.text, whole, line, number)
+
+    def _feed(self, key: tuple[int | None, str], text: str, whole: str, line: Line, number: int) -> bool:
+        stream = self._tracebacks.get(key)
+        if stream is None:
+            # The time at which it was raised: the lines that follow may end much later.
+            head = replace(line, time=self._time(line))
+            stream = self._tracebacks[key] = _Stream(Traceback(), head, number)
+        else:
+            stream.begun, stream.last = True, number
+        belongs, chain = stream.traceback.feed(text, number, whole)
         if chain:
-            self._raised(chain, line)
-        if not traceback.open:
-            del self._tracebacks[line.rank]
+            self._raised(chain, stream.head)
+        if not stream.traceback.open:
+            del self._tracebacks[key]
         return belongs
+
+    def _give_up(self, number: int) -> None:
+        """End the streams of unknown launchers that say nothing any more."""
+        for key, stream in list(self._tracebacks.items()):
+            if key[1] and number - stream.last > _SILENCE:
+                self._raised(stream.traceback.finish(), stream.head)
+                del self._tracebacks[key]
 
     def _raised(self, chain: list[Raised], line: Line) -> None:
         """One finding for a chain of exceptions: its root, or what came while that was handled."""

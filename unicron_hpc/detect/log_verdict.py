@@ -12,6 +12,7 @@ from unicron_hpc.detect.reports import Report, Sign, Verdict
 #: Ends that somebody wanted: what fails after them, without saying why, is their consequence.
 _WANTED_ENDS = frozenset({"job requeued", "job preempted", "time limit reached"})
 _KILLED = "killed (SIGKILL)"
+_ABORTED = "crashed (SIGABRT)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +74,24 @@ def _times(findings: Sequence[LogFinding]) -> list[float]:
 
 def _reports(findings: Sequence[LogFinding], times: Sequence[float]) -> list[Report | None]:
     streams: dict[str, int] = {}
-    return [_report(finding, time, streams) for finding, time in zip(findings, times, strict=True)]
+    complained: set[str] = set()
+    reports = []
+    for finding, time in zip(findings, times, strict=True):
+        reports.append(_report(finding, time, streams, finding.file in complained))
+        if finding.rule.collateral:
+            complained.add(finding.file)
+    return reports
 
 
-def _report(finding: LogFinding, time: float, streams: dict[str, int]) -> Report | None:
+def _report(finding: LogFinding, time: float, streams: dict[str, int], complained: bool) -> Report | None:
     rule = finding.rule
     sign = Sign.FAULT
     if rule.severity == "INFO":
         if not rule.collateral:
             return None
+        sign = Sign.ENDED
+    elif rule.error == _ABORTED and finding.rank is None and complained:
+        # So a rank ends that has complained; who it is stands in the complaint.
         sign = Sign.ENDED
     elif rule.error == _KILLED:
         sign = Sign.DEATH
@@ -115,9 +125,17 @@ def _wanted_end(findings: Sequence[LogFinding], cause: int | None) -> int | None
 
 def _consequences(findings: Sequence[LogFinding], cause: int | None, verdict: Verdict) -> frozenset[int]:
     found, collateral = set(), set(verdict.collateral)
+    first = None if cause is None else findings[cause]
+    complained = False
     for k, finding in enumerate(findings):
         rule = finding.rule
-        followed = cause is not None and k > cause and (rule.vague or finding.rank in collateral)
+        if cause is None or first is None:
+            # Without a cause, what ends after complaints without saying why ends because of them.
+            followed = complained and rule.vague
+        else:
+            again = rule.error == first.rule.error and finding.host is not None and finding.host == first.host
+            followed = k > cause and (rule.vague or again or finding.rank in collateral)
+        complained = complained or rule.collateral
         if rule.collateral or (followed and rule.severity != "INFO"):
             found.add(k)
     return frozenset(found)

@@ -48,7 +48,7 @@ _RANK = re.compile(
 )
 _RANK_INSIDE = re.compile(r"\[(?:PG [^\]]{1,80}?)?Rank (?P<rank>\d+)\]|\bon rank (?P<on>\d+)\b", _FLAGS)
 _NCCL = re.compile(r"(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[\d+\] ", _FLAGS)
-_PDSH_HOST = re.compile(r"(?P<host>[\w.-]+): (?=\[ *\d+\.\d|NVRM|kernel: )", _FLAGS)
+_PDSH_HOST = re.compile(r"(?P<host>[\w.-]+): (?=\[ *\d+\.\d|NVRM|kernel: |\[(?:rank|default)\d+\]:)", _FLAGS)
 _LEVELS = "(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)"
 _LEVEL = re.compile(rf"[-|]? ?(?:\[{_LEVELS}\]:? ?|{_LEVELS}(?::(?:[\w.]{{1,60}}:(?! ))?| [-|]) ?)", re.ASCII)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ _MEMORY = re.compile(r"\boom|oom_?kill", re.IGNORECASE)
 _NODE_LOST = re.compile(
     r"node_?(?:lost|down|fail|dead|gone)|lost_?(?:connection|node)|heartbeat_lost", re.IGNORECASE
 )
+_XID = re.compile(r"xid[ _:]*(?P<number>\d{1,4})", re.IGNORECASE)
 _SECTION_OVER = {"section_end", "section over", "section_over", "section_done"}
 #: Signals with which a process is asked to end.
 _ASKED = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
@@ -42,7 +44,9 @@ def read_report(entry: Mapping[str, Any], table: Table | None = None) -> Report:
     """
     table = table or table_in_use()
     rank, when = _whole(entry, "rank"), _number(entry, "t")
-    node, event = str(entry.get("node") or ""), str(entry.get("event") or "")
+    if rank is not None and rank < 0:
+        raise UnicronError(f"rank: there is no rank {rank}")
+    node, event = _text(entry, "node"), _text(entry, "event")
     sign, finding, vague, detail = _meaning(entry, event, table)
     return Report(
         0.0 if when is None else when,
@@ -63,7 +67,8 @@ def _meaning(entry: Mapping[str, Any], event: str, table: Table) -> tuple[Sign, 
     if text:
         row = table.find(text, exception=True)
         return Sign.FAULT, row.finding if row else UNKNOWN_EXCEPTION, row.vague if row else True, text
-    if xid := _whole(entry, "xid"):
+    named = _XID.fullmatch(event)
+    if xid := int(named["number"]) if named else _whole(entry, "xid"):
         row = table.find(
             f"NVRM: Xid (PCI:{entry.get('pci') or '0000:00:00'}): {xid}, {entry.get('name') or ''}"
         )
@@ -158,9 +163,18 @@ def _number(entry: Mapping[str, Any], key: str) -> float | None:
     value = entry.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise UnicronError(f"{key}: expected a number, found {value!r}")
     return float(value)
+
+
+def _text(entry: Mapping[str, Any], key: str) -> str:
+    value = entry.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UnicronError(f"{key}: expected a text, found {value!r}")
+    return value
 
 
 def _whole(entry: Mapping[str, Any], key: str) -> int | None:
