@@ -9,17 +9,18 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner, Result
 
+from tests.docs.pages import REPOSITORY, Block, blocks, links
+from unicron_hpc.cli import main, sbatch
 from unicron_hpc.config import load
 
-from .pages import REPOSITORY, Block, blocks, links
-
+#: Our programs as functions: that they are installed under these names is for tests/test_packaging.py.
+OURS = {"unicron-sbatch": sbatch.main, "unicron": main.main}
 #: Programs that are not ours; a page may name them, the tests take them as they are.
 FOREIGN = {"python3.11", ".venv/bin/pip"}
 #: Words for the parts of `.ci/run`.
@@ -27,28 +28,19 @@ PARTS = {"lint", "unit", "cluster", "docker"}
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A folder with the templates, as the clone has them; files may be made in it."""
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: one with the templates, as the clone has them; files may be made in it."""
     shutil.copytree(REPOSITORY / "templates", tmp_path / "templates")
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def run_in(place: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command with the environment's programs first on PATH."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return subprocess.run(
-        command,
-        cwd=place,
-        env={**os.environ, "PATH": path},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
+def run(words: list[str]) -> Result:
+    """Run one of our commands."""
+    return CliRunner().invoke(OURS[words[0]], words[1:], prog_name=words[0])
 
 
-def check(words: list[str], place: Path) -> None:
+def check(words: list[str]) -> None:
     """Fail where one of our programs would not understand these words."""
     program, arguments = words[0].removeprefix("./").removeprefix(".venv/bin/"), words[1:]
     match program:
@@ -57,12 +49,12 @@ def check(words: list[str], place: Path) -> None:
         case "slurm/cluster":
             parsed = importlib.import_module("testcluster.cli")._parser().parse_args(arguments)
             if parsed.command == "exec":
-                check(parsed.argv[1:], place)
+                check(parsed.argv[1:])
         case ".ci/run":
             assert set(arguments) <= PARTS
         case "unicron-sbatch":
-            done = run_in(place, ["unicron-sbatch", "--dry-run", *arguments])
-            assert done.returncode == 0, done.stderr
+            done = run([program, "--dry-run", *arguments])
+            assert done.exit_code == 0, done.output
         case "unicron":
             command = importlib.import_module(f"unicron_hpc.cli.{arguments[0]}").command
             assert isinstance(command, click.Command)
@@ -78,22 +70,21 @@ def check(words: list[str], place: Path) -> None:
 
 
 @pytest.mark.parametrize("block", blocks("sh"), ids=lambda block: block.id)
-def test_commands_have_the_options_that_pages_name(
-    block: Block, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(place)
+@pytest.mark.usefixtures("place")
+def test_commands_have_the_options_that_pages_name(block: Block) -> None:
     for words in block.commands():
         try:
-            check(words, place)
+            check(words)
         except (SystemExit, click.ClickException, ImportError) as error:
             pytest.fail(f"{block.id}: {' '.join(words)}: {error}", pytrace=False)
 
 
 @pytest.mark.parametrize("block", blocks("sh run"), ids=lambda block: block.id)
-def test_runnable_blocks_run(block: Block, place: Path) -> None:
+@pytest.mark.usefixtures("place")
+def test_runnable_blocks_run(block: Block) -> None:
     for words in block.commands():
-        done = run_in(place, words)
-        assert (done.returncode, done.stderr) == (0, ""), words
+        done = run(words)
+        assert (done.exit_code, done.stderr) == (0, ""), words
         assert done.stdout
 
 

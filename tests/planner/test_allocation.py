@@ -33,7 +33,7 @@ def cases(draw, tasks=4, nodes=7):
     return np.array(rows), capacity, moves
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(cases())
 def test_reward_and_moves_equal_those_of_the_best_of_all_allocations(case):
     rewards, capacity, moves = case
