@@ -132,7 +132,7 @@ def test_after_a_cut_only_the_coordinator_judges(tmp_path: Path) -> None:
         async with training(tmp_path, 2) as here:
             here.ranks.tell(rank(0), Cut(EPOCH + 1))
             here.ranks.tell(rank(0), Stop("sleep"))
-            trained = here.vital(1).iteration + 30  # much longer than a hang may last
+            trained = here.vital(1).iteration + 20  # much longer than a hang may last
             while here.vital(1).iteration < trained:
                 await asyncio.sleep(0.02)
             here.ranks.tell(rank(1), Stop("sleep"))
