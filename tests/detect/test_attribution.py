@@ -14,7 +14,7 @@ from unicron_hpc.detect.exceptions import UNKNOWN_EXCEPTION, explain_exception
 from unicron_hpc.detect.exits import HOST_MEMORY, explain_exit
 from unicron_hpc.detect.reports import Action, Report, Sign, Structure, Verdict
 from unicron_hpc.detect.sequence import read_report, verdict_as_data
-from unicron_hpc.detect.severity import LOST_CONNECTION, Blame, Finding, Severity
+from unicron_hpc.detect.severity import LOST_CONNECTION, WANTED_END, Blame, Finding, Severity
 
 SEQUENCES = [case for case in CASES.values() if case["kind"] == "failure_sequence"]
 ECC = explain_exception("RuntimeError: CUDA error: uncorrectable ECC error encountered")
@@ -158,6 +158,25 @@ def test_the_nodes_error_stands_behind_the_process_that_failed_on_it() -> None:
     assert (verdict.suspects, verdict.suspect_node, verdict.action) == ((3,), "n2", Action.NODE_OUT)
     other_node = judge([fault(0, 1.0, LAUNCH_FAILURE), record], SQUARE)
     assert 0 in other_node.suspects
+
+
+@pytest.mark.parametrize(
+    ("apart", "drained"), [((0.0, 0.5), True), ((0.0, 0.5, 1.9), False), ((0.0, 9.0, 20.0), True)]
+)
+def test_nodes_that_are_lost_together_are_not_drained(apart: tuple[float, ...], drained: bool) -> None:
+    lost = [Report(t, Sign.FAULT, node=f"n{k}", finding=LOST_CONNECTION) for k, t in enumerate(apart)]
+    verdict = judge(lost)
+    assert (verdict.action, verdict.drain) == (Action.NODE_OUT, drained)
+    assert ("by the network" in verdict.evidence[0]) is not drained
+
+
+@pytest.mark.parametrize(("died", "suspects"), [(1.0, (1,)), (3.0, ())])
+def test_a_death_without_a_reason_after_an_end_that_was_wanted_is_nobodys(
+    died: float, suspects: tuple[int, ...]
+) -> None:
+    wanted = Report(2.0, Sign.ENDED, 0, finding=WANTED_END)
+    assert judge([wanted, death(1, died)]).suspects == suspects
+    assert judge([wanted, death(1, died), fault(2, 3.0, ASSERTION)]).suspects[-1:] == (suspects or (2,))
 
 
 def test_a_lost_node_accuses_the_ranks_on_it() -> None:

@@ -13,11 +13,13 @@ The rules, strongest first:
 4. A rank in a section that it announced (a checkpoint, a compilation) may be silent.
 5. A kill for want of memory near a SIGKILL on the same node is the cause of that death.
 6. Several ranks that had to be restarted on one node accuse the node.
+7. Three nodes or more that are lost at about the same time were lost to the network: none is drained.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -26,7 +28,7 @@ import msgspec
 from unicron_hpc.detect.exceptions import UNKNOWN_EXCEPTION
 from unicron_hpc.detect.exits import HOST_MEMORY
 from unicron_hpc.detect.reports import Action, Report, Sign, Structure, Verdict
-from unicron_hpc.detect.severity import NOT_ANSWERING, Blame, Finding, Severity
+from unicron_hpc.detect.severity import LOST_CONNECTION, NOT_ANSWERING, WANTED_END, Blame, Finding, Severity
 
 #: Seconds within which two deaths or silences count as simultaneous.
 TOGETHER = 0.25
@@ -34,6 +36,9 @@ TOGETHER = 0.25
 AFTERMATH = 5.0
 #: Seconds between a SIGKILL and the counter or kernel record that explains it, either way.
 MEMORY_WINDOW = 10.0
+
+#: As many nodes lost within so many seconds were lost together (`recovery.lost_together`, `node_timeout`).
+LOST_NODES, LOST_WITHIN = 3, 2.0
 
 REPEATED = Finding("ranks keep failing on this node", Severity.SEV1, Blame.NODE)
 LAGGING = Finding("rank lags behind in a collective", Severity.SEV2)
@@ -77,6 +82,7 @@ class _Court:
         self.structure = structure
         self.reports = _with_memory_kills(reports, structure)
         self.start = min((report.time for report in reports), default=0.0)
+        self.wanted = min((r.time for r in reports if r.finding == WANTED_END), default=math.inf)
         # When each rank first complained, and first was silent without having said so; reversed, so that the
         # earliest stays.
         self.complained = {r.rank: r.time for r in reversed(self.reports) if _complains(r)}
@@ -128,7 +134,7 @@ class _Court:
         vague = finding is None or report.vague
         # An exception with words of its own is news, even of a rank that had lost a peer before.
         ends = report.sign is Sign.DEATH or (vague and finding != UNKNOWN_EXCEPTION)
-        if ends and self._complained_before(report):
+        if ends and (self._complained_before(report) or self.wanted <= report.time):
             return _Strength.COLLATERAL
         if report.sign is Sign.DEATH and self._in_aftermath(report):
             return _Strength.VAGUE
@@ -228,6 +234,11 @@ class _Court:
     def _place(self, report: Report) -> tuple[int | None, str]:
         return report.rank, self._node_of(report)
 
+    def _lost_with(self, first: Report) -> int:
+        """Nodes that were lost at about the same time as the first, itself included."""
+        lost = (r for r in self.reports if r.finding == LOST_CONNECTION and r.node)
+        return len({r.node for r in lost if abs(r.time - first.time) <= LOST_WITHIN})
+
     def _repeated_node(self) -> str:
         """A node on which several ranks, or one many times, had to be restarted."""
         restarts: dict[str, list[int | None]] = defaultdict(list)
@@ -262,13 +273,16 @@ class _Court:
             node = self._node_of(cause) if cause else ""
             node = node or next((n for n in map(self.structure.nodes.get, suspects) if n), "")
         more = [self._sentence(r) for r in self.reports]
+        lost = 0 if cause is None or finding != LOST_CONNECTION else self._lost_with(cause)
+        if lost >= LOST_NODES:
+            evidence = [f"{lost} nodes were lost at about the same time: by the network", *evidence]
         return Verdict(
             suspects,
             tuple(sorted(rank for rank in victims if rank is not None)),
             tuple(sorted(rank for rank in collateral if rank is not None)),
             node,
             finding,
-            finding.severity is Severity.SEV1 and finding.blame is Blame.NODE,
+            finding.severity is Severity.SEV1 and finding.blame is Blame.NODE and lost < LOST_NODES,
             _action(finding),
             cause,
             tuple(dict.fromkeys([*evidence, *more])),

@@ -11,16 +11,23 @@ from typing import Any
 from unicron_hpc.detect.exceptions import UNKNOWN_EXCEPTION
 from unicron_hpc.detect.exits import HOST_MEMORY, explain_exit, signal_of
 from unicron_hpc.detect.reports import Report, Sign, Structure, Verdict
-from unicron_hpc.detect.severity import LOST_CONNECTION, NOT_ANSWERING, Finding
+from unicron_hpc.detect.severity import LOST_CONNECTION, NOT_ANSWERING, WANTED_END, Finding
 from unicron_hpc.detect.table import Table, table_in_use
 from unicron_hpc.errors import UnicronError
 
 #: Events that say: no sign of life, of progress or of an answer.
-_SILENT = re.compile(r"silen|no_|hang|hung|stall|stuck|heartbeat_(?:lost|missed)|not_?respond", re.IGNORECASE)
+_SILENT = re.compile(
+    r"silen|no_|hang|hung|stall|stuck|deadlock|freez|frozen|unresponsive|\bgil\b|gil_held|heartbeat_(?:lost|missed)|not_?respond",
+    re.IGNORECASE,
+)
 _MEMORY = re.compile(r"\boom|oom_?kill", re.IGNORECASE)
 _NODE_LOST = re.compile(
     r"node_?(?:lost|down|fail|dead|gone)|lost_?(?:connection|node)|heartbeat_lost", re.IGNORECASE
 )
+#: An earlier failure that was mended by a new process; reports without an event are of such ones.
+_RESTARTED = re.compile(r"(?:rank|process|worker)?[ _]?restart(?:ed)?", re.IGNORECASE)
+#: Ends that somebody wanted.
+_WANTED = re.compile(r"scancel|\bcancell?ed|preempt|requeue|time[ _]?limit", re.IGNORECASE)
 _XID = re.compile(r"xid[ _:]*(?P<number>\d{1,4})", re.IGNORECASE)
 _SECTION_OVER = {"section_end", "section over", "section_over", "section_done"}
 #: Signals with which a process is asked to end.
@@ -88,8 +95,10 @@ def _meaning(entry: Mapping[str, Any], event: str, table: Table) -> tuple[Sign, 
         # An abort is how a process ends over an error that it has written somewhere else.
         vague = number is None or number == signal.SIGABRT
         return (Sign.FAULT if number is None else Sign.DEATH), explain_exit(status), vague, event
-    if not event:
+    if not event or _RESTARTED.fullmatch(event):
         return Sign.RESTART, None, True, ""
+    if _WANTED.search(event):
+        return Sign.ENDED, WANTED_END, True, event
     if _NODE_LOST.search(event):
         return Sign.FAULT, LOST_CONNECTION, False, event
     if row := table.find(event, exception=True) or table.find(event.replace("_", " "), exception=True):

@@ -60,3 +60,4 @@ class Finding(msgspec.Struct, frozen=True):
 LOST_CONNECTION = Finding("lost connection", Severity.SEV1, Blame.NODE)
 TASK_HANG = Finding("task hang", Severity.SEV3, Blame.NETWORK)
 NOT_ANSWERING = Finding("rank does not answer", Severity.SEV2)
+WANTED_END = Finding("ended on request", Severity.INFO, Blame.NOBODY, collateral=True)
