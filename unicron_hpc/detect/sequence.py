@@ -17,7 +17,8 @@ from unicron_hpc.errors import UnicronError
 
 #: Events that say: no sign of life, of progress or of an answer.
 _SILENT = re.compile(
-    r"silen|no_|hang|hung|stall|stuck|deadlock|freez|frozen|unresponsive|\bgil\b|gil_held|heartbeat_(?:lost|missed)|not_?respond",
+    r"silen|no_|hang|hung|stall|stuck|deadlock|freez|frozen|unrespons|\bgil(?:\b|_)|heartbeat_(?:lost|missed)"
+    r"|not_?respond",
     re.IGNORECASE,
 )
 _MEMORY = re.compile(r"\boom|oom_?kill", re.IGNORECASE)
