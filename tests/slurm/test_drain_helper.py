@@ -291,6 +291,14 @@ def test_other_files_are_left_alone(site: Site) -> None:
     assert hidden.exists()
 
 
+def test_folders_do_not_take_the_place_of_requests(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site.helper, "MOST", 3)
+    for k in range(3):
+        (site.spool / f"0-{k}.json").mkdir()
+    site.ask()
+    assert "n2 is drained" in site.run()
+
+
 def test_its_help_says_what_it_believes() -> None:
     done = subprocess.run([HELPER, "--help"], capture_output=True, text=True, check=True, timeout=30)
     assert "--dry-run" in done.stdout

@@ -31,6 +31,12 @@ def test_signals_by_name_number_and_for_the_batch_script_only() -> None:
     assert parse_signal("SIGUSR2").signal is signal.SIGUSR2
 
 
+@pytest.mark.parametrize("word", ["KILL", "9@60", "B:STOP@60", "CHLD"])
+def test_a_signal_at_which_a_run_cannot_end_in_order_is_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match="cannot end in order"):
+        parse_signal(word)
+
+
 @pytest.mark.parametrize("text", ["", "@60", "NOPE", "USR1@", "USR1@-1", "X:USR1", "USR1 @3"])
 def test_what_is_no_signal_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):

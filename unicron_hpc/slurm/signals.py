@@ -14,6 +14,8 @@ DEFAULT_SECONDS = 60
 MOST_SECONDS = 65535
 
 _SPEC = re.compile(r"(?:(?P<flags>[RB]{1,2}):)?(?P<signal>[A-Za-z0-9]+)(?:@(?P<seconds>\d+))?", re.ASCII)
+#: The first two cannot be handled, and the third comes whenever a child ends.
+_NO_HANDLER = frozenset({signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ def parse_signal(text: str) -> SignalSpec:
     Raises
     ------
     ConfigError
-        When Slurm would not take it.
+        When Slurm would not take it, or nothing can be done at that signal.
     """
     match = _SPEC.fullmatch(text.strip())
     hint = "write e.g. USR2@120 or B:USR2@120"
@@ -50,7 +52,12 @@ def parse_signal(text: str) -> SignalSpec:
     seconds = int(match["seconds"] or DEFAULT_SECONDS)
     if seconds > MOST_SECONDS:
         raise ConfigError(f"{text!r}: the time must be 0 to {MOST_SECONDS} seconds", hint=hint)
-    return SignalSpec(_signal_named(match["signal"], text), seconds, "B" in (match["flags"] or ""))
+    found = _signal_named(match["signal"], text)
+    if found in _NO_HANDLER:
+        raise ConfigError(
+            f"{text!r}: a run cannot end in order at {found.name}", hint="choose one that can, e.g. USR2@120"
+        )
+    return SignalSpec(found, seconds, "B" in (match["flags"] or ""))
 
 
 def stopping(spec: str | None) -> frozenset[signal.Signals]:
