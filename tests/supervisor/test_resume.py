@@ -10,7 +10,7 @@ from tests.supervisor.examples import few
 from unicron_hpc.planner.holdings import HeldUnit
 from unicron_hpc.planner.layout import Seat
 from unicron_hpc.runtime.orders import Committed, Holdings, PendingCommit, Phase
-from unicron_hpc.supervisor.resume import resume_point
+from unicron_hpc.supervisor.resume import expendable, resume_point
 
 SEATS = [Seat(f"n{number}", slot) for number in range(3) for slot in range(2)]
 UNITS = ["embedding", "layer 0", "layer 1", "output"]
@@ -185,3 +185,20 @@ def test_without_a_record_of_the_update_it_is_not_applied() -> None:
     resume = resume_point({a: silent, b: holds(7, "layer 1", phase=Phase.REDUCED)})
     assert resume.commit is None
     assert resume.units[b] == ()
+
+
+@few
+@given(survivors(), st.sets(st.sampled_from(SEATS)))
+def test_whoever_can_go_leaves_a_copy_of_all_that_is_held_and_the_others_hold_a_last_one(
+    reports: dict[Seat, Holdings], candidates: set[Seat]
+) -> None:
+    units = resume_point(reports).units
+    gone = expendable(candidates, units)
+    assert set(gone) <= candidates
+
+    def held_without(*seats: Seat) -> set[str]:
+        return {u.unit for seat, some in units.items() if seat not in seats for u in some}
+
+    assert held_without(*gone) == held_without()
+    for seat in candidates - set(gone):
+        assert held_without(*gone, seat) != held_without()

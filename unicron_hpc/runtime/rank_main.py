@@ -84,7 +84,7 @@ class Rank:
         self._changed = threading.Condition()
         self._order: Rebuild | None = None
         self._cut_epoch = 0
-        self._held_epoch = 0
+        self._asked = False  # what it holds; more than once for an epoch if an answer was lost
         self._replies: dict[int, StoreReply] = {}
         self._next_request = 0
 
@@ -112,6 +112,7 @@ class Rank:
             case Cut(epoch):
                 with self._changed:
                     self._cut_epoch = max(self._cut_epoch, epoch)
+                    self._asked = True
                     self._changed.notify_all()
                 self._engine.cut(epoch)
             case StoreReply():
@@ -180,16 +181,15 @@ class Rank:
         self._marks.take(WorkPhase.IDLE)
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._order is not None or self._cut_epoch > self._held_epoch)
-                cut = self._cut_epoch
-                if cut <= self._held_epoch:
-                    order, self._order = self._order, None
-                    if order is not None and order.epoch >= cut:
-                        return order
-                    continue
-                self._held_epoch = cut
+                self._changed.wait_for(lambda: self._order is not None or self._asked)
+                cut, asked, self._asked = self._cut_epoch, self._asked, False
                 if self._order is not None and self._order.epoch < cut:
                     self._order = None
+                if not asked:
+                    order, self._order = self._order, None
+                    if order is not None:
+                        return order
+                    continue
             self._channel.send(RankHeld(cut, self._engine.holdings()))
 
     def _ask(self, epoch: int, operation: str, keys: tuple[str, ...], value: bytes) -> bytes:

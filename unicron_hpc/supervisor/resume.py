@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -66,6 +67,27 @@ def resume_point(
             }
         usable[seat] = tuple(sorted(units))
     return Resume(furthest, commit, usable)
+
+
+def expendable(candidates: Iterable[Seat], units: Mapping[Seat, Collection[HeldUnit]]) -> list[Seat]:
+    """Those that can go without taking the last copy of a unit along; who holds least goes first.
+
+    Parameters
+    ----------
+    candidates
+        Seats whose processes one would rather be without.
+    units
+        What every process holds, see `Resume`.
+    """
+    own = {seat: {(unit.unit, unit.tensor_index) for unit in held} for seat, held in units.items()}
+    copies = Counter(key for keys in own.values() for key in keys)
+    found = []
+    for seat in sorted(candidates, key=lambda seat: (len(own.get(seat, ())), seat)):
+        keys = own.get(seat, set())
+        if all(copies[key] > 1 for key in keys):
+            copies.subtract(keys)
+            found.append(seat)
+    return found
 
 
 def _record(holdings: Mapping[Seat, Holdings], iteration: int) -> Committed | None:

@@ -14,6 +14,7 @@ import msgspec
 from unicron_hpc.planner.layout import Layout, Seat
 from unicron_hpc.planner.movement import MovePlan
 from unicron_hpc.planner.movement import moves as plan_moves
+from unicron_hpc.planner.units import holders
 from unicron_hpc.runtime.manifest import Found
 from unicron_hpc.runtime.orders import Rebuild
 from unicron_hpc.supervisor.checkpoints import Checkpoints
@@ -23,12 +24,20 @@ from unicron_hpc.supervisor.incidents import Incidents
 from unicron_hpc.supervisor.keystore import KeyStore
 from unicron_hpc.supervisor.layout_choice import choose_layout
 from unicron_hpc.supervisor.rank_messages import Cut, RebuildOrder
-from unicron_hpc.supervisor.resume import Resume, resume_point
+from unicron_hpc.supervisor.resume import Resume, expendable, resume_point
 from unicron_hpc.supervisor.seats import RankProcessState
 from unicron_hpc.supervisor.self_tests import tell_self_tests
 from unicron_hpc.supervisor.task_state import TaskState
 
 log = logging.getLogger(__name__)
+
+#: Seconds after which who has not told what it holds is asked again: a message may have been lost.
+ASK_AGAIN = 1.0
+#: Times the usual patience with those who may have the last copy of something.
+LAST_COPY = 3.0
+#: Longest step of the clock that patience is measured with, in seconds: a coordinator that did not run
+#: itself has not waited for anybody.
+LONGEST_STEP = 0.25
 
 
 class Transition:
@@ -70,6 +79,7 @@ class Transition:
         self._limit = limit
         self._reading_limit = reading_limit
         self._scope: asyncio.Timeout | None = None
+        self._resume = Resume(None, None, {})
         self._state = state
         self._hub = hub
         self._checkpoints = checkpoints
@@ -102,7 +112,7 @@ class Transition:
             self._hub.tell(process.address, Cut(self.epoch))
         await self._gather()
         clock.lap("gather")
-        resume = resume_point({p.address.seat: p.holdings for p in state.seats if p.holdings is not None})
+        resume = self._resume = self._told()
         # A fixed depth says how a training starts; on what is left later it may run otherwise.
         started = state.running_epoch > 0
         choice = choose_layout(
@@ -143,21 +153,44 @@ class Transition:
 
     async def _gather(self) -> None:
         """Wait until every process has reported what it holds, or is known to be gone."""
-        deadline = time.monotonic() + self._hold_timeout
-
-        def waiting() -> list[RankProcessState]:
-            return [p for p in self._state.seats if p.said_hello and p.held_epoch != self.epoch]
-
-        while waiting():
-            left = deadline - time.monotonic()
-            if left <= 0:
+        waited = asked = 0.0
+        last = time.monotonic()
+        while waiting := self._silent():
+            if waited >= self._hold_timeout and not self._something_lacks():
                 break
+            if waited >= self._hold_timeout * LAST_COPY:
+                break
+            if waited >= asked + ASK_AGAIN:
+                asked = waited
+                for process in waiting:
+                    self._hub.tell(process.address, Cut(self.epoch))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(LONGEST_STEP):
                     await self._next_news()
-        for process in waiting():
+            now = time.monotonic()
+            waited, last = waited + min(now - last, LONGEST_STEP), now
+        for process in self._silent():
             self._on_silent(process)
         self._incidents.settle()
+
+    def _silent(self) -> list[RankProcessState]:
+        """Processes that listen and have not told what they hold."""
+        return [p for p in self._state.seats if p.said_hello and p.held_epoch != self.epoch]
+
+    def _told(self) -> Resume:
+        """Where training goes on by what has been told for this epoch."""
+        told = [p for p in self._state.seats if p.held_epoch == self.epoch]
+        return resume_point({p.address.seat: p.holdings for p in told if p.holdings is not None})
+
+    def _something_lacks(self) -> bool:
+        """Whether those who have spoken do not have the whole model: who is silent may have the last copy."""
+        state = self._state
+        if state.layout is None or state.running_epoch == 0:
+            return False
+        model = state.task.model
+        whole = holders(state.layout, tied=model.tied, learned_positions=model.learned_positions)
+        told = self._told().units.values()
+        return not whole.keys() <= {(unit.unit, unit.tensor_index) for units in told for unit in units}
 
     def give_up_on(self, process: RankProcessState) -> None:
         """Have a process killed; it is out of the plan at once, whenever it really ends."""
@@ -165,6 +198,23 @@ class Transition:
         self._state.restarts[seat] += 1
         self._state.seats.remove(seat)
         self._hub.stop_rank(process.address)
+
+    def hopeless(self, timeouts: int) -> list[RankProcessState]:
+        """Processes to give up after a time-out, more of them each time in a row.
+
+        Who never spoke did not start. Of the others, all alive, most only wait for somebody, and the next
+        attempt may show for whom. After the second time-out those go whose state others have as well, after
+        the third all that are not ready.
+        """
+        late = self.late()
+        if self.gathering:
+            return self._silent()
+        if timeouts == 1:
+            return [process for process in late if not process.said_hello]
+        if timeouts == 2:
+            seats = expendable([process.address.seat for process in late], self._resume.units)
+            return [process for process in late if process.address.seat in seats]
+        return late
 
     def late(self) -> list[RankProcessState]:
         """Processes that are not ready for the epoch."""

@@ -64,6 +64,8 @@ class Transitions:
         self._running: asyncio.Task[None] | None = None
         self._closed = False
         self._suspended = False
+        self._timeouts = 0  # in a row
+        self._usual = 0.0  # seconds of an iteration, as long as the epoch has shown nothing else
 
     @property
     def under_way(self) -> bool:
@@ -132,19 +134,20 @@ class Transitions:
 
     def _hold_timeout(self) -> float:
         """A lost node must be noticed before its ranks are given up; a long micro-batch may finish."""
-        mean = self._progress.mean or 0.0
-        return max(2.5 * self._recovery.node_timeout, self._recovery.iteration_failure_factor * mean)
+        self._usual = self._progress.mean or self._usual
+        return max(2.5 * self._recovery.node_timeout, self._recovery.iteration_failure_factor * self._usual)
 
     async def _run(self, transition: Transition) -> None:
         try:
             await transition.run()
         except TimeoutError:
-            late = transition.late()
-            names = ", ".join(str(self._state.rank_of(process.address.seat)) for process in late)
-            for process in late:
+            self._timeouts += 1
+            names = ", ".join(str(self._state.rank_of(p.address.seat)) for p in transition.late())
+            hopeless = transition.hopeless(self._timeouts)
+            for process in hopeless:
                 transition.give_up_on(process)
             self._running = None
-            finding = Finding("transition timed out", Severity.SEV2)
+            finding = Finding("transition timed out", Severity.SEV2 if hopeless else Severity.SEV3)
             self._on_fault(Evidence(finding, Method.STATISTICS, "", None, f"not ready: ranks {names}"))
         except UnicronError as error:
             self._hub.fail(error.message, error.hint)
@@ -152,6 +155,7 @@ class Transitions:
             log.exception("transition to epoch %d failed", transition.epoch)
             self._hub.fail(f"internal error in the transition to epoch {transition.epoch}: {error!r}")
         else:
+            self._timeouts = 0
             self._incidents.epoch_runs()
             self._progress.begin(time.monotonic())
             asyncio.get_running_loop().call_soon(self._on_running)
