@@ -124,6 +124,15 @@ def test_a_launchers_traceback_that_was_cut_off_is_given_up(monkeypatch: pytest.
     assert len(scan("\n".join([*head, *["step"] * 2, "worker-1: ValueError: a"]))) == 1
 
 
+def test_times_without_a_year_do_not_lie_after_the_end_of_the_log() -> None:
+    scanner = LogScan("kern.log", year=2026, latest=1767312000.0)  # 2 January 2026
+    record = "{} n{} kernel: " + CASES["log_line-01"]["input"]
+    scanner.feed(record.format("Dec 31 23:59:59", 1).encode(), 1)
+    scanner.feed(record.format("Jan  1 00:00:01", 2).encode(), 2)
+    first, second = (finding.time or 0.0 for finding in scanner.finish())
+    assert second - first == 2.0
+
+
 def test_a_traceback_has_the_time_at_which_it_began() -> None:
     raised = [f"[rank2]: {line}" for line in (HEAD + "ValueError: a").split("\n")]
     (finding,) = scan("\n".join(["2025-03-03 10:00:00 step", *raised, "2025-03-03 11:00:00 step"]))
@@ -279,6 +288,12 @@ def test_complaints_alone_have_no_cause() -> None:
 def test_an_end_without_a_reason_after_complaints_is_their_consequence() -> None:
     told = story(run=CASES["log_line-17"]["input"] + "\nFatal Python error: Aborted")
     assert (told.first_cause, told.consequences) == (None, {0, 1})
+
+
+def test_a_kill_after_the_cancellation_follows_from_it_and_one_before_it_does_not() -> None:
+    cancelled, killed = CASES["log_line-35"]["input"], "srun: error: n1: task 0: Killed"
+    assert story(run=f"{cancelled}\n{killed}").first_cause is None
+    assert story(run=f"{killed}\n{cancelled}").first_cause == 0
 
 
 def test_the_same_failure_of_the_same_node_again_is_a_consequence() -> None:

@@ -105,7 +105,10 @@ def scan(name: str, table: Table) -> list[LogFinding]:
         When it cannot be read to its end.
     """
     shown = "standard input" if name == "-" else name
-    scanner = LogScan(shown, place_in_name(name), _year(name), table)
+    written = _written(name)
+    year = dt.datetime.fromtimestamp(written, dt.UTC).year
+    # Its clock may be of another zone.
+    scanner = LogScan(shown, place_in_name(name), year, written + 86400.0, table)
     with open_log(name) as file:
         for number, raw in lines(file):
             scanner.feed(raw, number)
@@ -146,10 +149,10 @@ def judge_file(name: str, table: Table) -> Verdict:
     return judge(reports, structure)
 
 
-def _year(name: str) -> int:
-    """The year in which a log was written last: syslog's times have none."""
+def _written(name: str) -> float:
+    """Unix time at which a log was written last: syslog's times have no year."""
+    now = dt.datetime.now(dt.UTC).timestamp()
     try:
-        written = os.stat(name).st_mtime if name != "-" else dt.datetime.now(dt.UTC).timestamp()
-        return dt.datetime.fromtimestamp(written, dt.UTC).year
-    except (OSError, ValueError, OverflowError):
-        return dt.datetime.now(dt.UTC).year
+        return now if name == "-" else min(now, os.stat(name).st_mtime)
+    except OSError:
+        return now

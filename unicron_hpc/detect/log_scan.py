@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -122,7 +123,9 @@ class LogScan:
     place
         Rank and host whose log it is, as far as its name tells.
     year
-        Year of times that are written without one.
+        Year of times that are written without one, as of the log's last line.
+    latest
+        Unix time by which all was written: a later one, written without a year, is of the year before.
     table
         The rows to go by; those of this process's job when left out.
     """
@@ -130,6 +133,7 @@ class LogScan:
     file: str
     place: Place = field(default_factory=Place)
     year: int = 1970
+    latest: float = math.inf
     table: Table = field(default_factory=table_in_use)
     left_out: int = 0
     _found: dict[tuple[object, ...], LogFinding] = field(default_factory=dict)
@@ -157,7 +161,7 @@ class LogScan:
             self._recent.append(raw)
             return
         whole = raw.decode("utf-8", "replace").rstrip()
-        line = take_apart(whole, self.year)
+        line = self._take_apart(whole)
         if self._report is not None and self._report.feed(line.text):
             self._reported(line)
         elif not self._traceback(whole, line, number) and not _CHATTER.search(line.text):
@@ -171,6 +175,10 @@ class LogScan:
         self._reported(Line(""))
         self._tracebacks.clear()
         return sorted(self._found.values(), key=lambda finding: finding.line_number)
+
+    def _take_apart(self, text: str) -> Line:
+        line = take_apart(text, self.year)
+        return line if line.time is None or line.time <= self.latest else take_apart(text, self.year - 1)
 
     def _message(self, whole: str, line: Line, number: int) -> None:
         """A line that stands for itself, or ends a record of the kernel."""
@@ -277,7 +285,7 @@ class LogScan:
         """The line's time, or that of the nearest line before it which has one."""
         time = line.time
         while time is None and self._recent:
-            time = take_apart(self._recent.pop()[:200].decode("utf-8", "replace"), self.year).time
+            time = self._take_apart(self._recent.pop()[:200].decode("utf-8", "replace")).time
         # These lines were looked at; the next finding needs those after them only.
         self._recent.clear()
         if time is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from unicron_hpc.detect.reports import Report, Sign, Verdict
 _WANTED_ENDS = frozenset({"job requeued", "job preempted", "time limit reached"})
 _KILLED = "killed (SIGKILL)"
 _ABORTED = "crashed (SIGABRT)"
+#: Slurm sends SIGTERM, and SIGKILL where that did not help.
+_CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,24 +77,30 @@ def _times(findings: Sequence[LogFinding]) -> list[float]:
 
 def _reports(findings: Sequence[LogFinding], times: Sequence[float]) -> list[Report | None]:
     streams: dict[str, int] = {}
-    complained: set[str] = set()
+    before: dict[str, set[str]] = defaultdict(set)
     reports = []
     for finding, time in zip(findings, times, strict=True):
-        reports.append(_report(finding, time, streams, finding.file in complained))
+        reports.append(_report(finding, time, streams, before[finding.file]))
         if finding.rule.collateral:
-            complained.add(finding.file)
+            before[finding.file].add(finding.rule.error)
     return reports
 
 
-def _report(finding: LogFinding, time: float, streams: dict[str, int], complained: bool) -> Report | None:
+def _follows(finding: LogFinding, before: set[str]) -> bool:
+    """Whether an end by a signal follows from what others said before in the same log."""
+    if finding.rule.error == _ABORTED and finding.rank is None:
+        return bool(before)  # so a rank ends that has complained; who it is stands in the complaint
+    return finding.rule.error == _KILLED and _CANCELLED in before
+
+
+def _report(finding: LogFinding, time: float, streams: dict[str, int], before: set[str]) -> Report | None:
     rule = finding.rule
     sign = Sign.FAULT
     if rule.severity == "INFO":
         if not rule.collateral:
             return None
         sign = Sign.ENDED
-    elif rule.error == _ABORTED and finding.rank is None and complained:
-        # So a rank ends that has complained; who it is stands in the complaint.
+    elif _follows(finding, before):
         sign = Sign.ENDED
     elif rule.error == _KILLED:
         sign = Sign.DEATH
