@@ -221,11 +221,21 @@ def test_a_slow_disk_is_no_hang_but_one_that_never_answers_is(phase: WorkPhase) 
 
 
 @pytest.mark.parametrize("phase", [WorkPhase.IDLE, *sorted(TRANSITION)])
-def test_transitions_and_ranks_without_orders_are_judged_by_others(phase: WorkPhase) -> None:
+def test_transitions_and_waits_for_orders_are_judged_by_others_unless_stopped(phase: WorkPhase) -> None:
     rank = Rank().trained(0.1)
     rank.enters(phase)
-    for state in "STR":
+    for state in "SDR":
         assert rank.stays(100, state, cpu=busy(state)) is None
+    found = rank.stays(1.0, "T")
+    assert found is not None
+    assert found.stuck is Stuck.STOPPED
+
+
+def test_who_is_stopped_before_anything_is_known_of_its_pace_is_stuck_all_the_same() -> None:
+    rank = Rank()
+    rank.enters(WorkPhase.GROUPS)
+    assert rank.stays(FLOOR - 1, "T") is None
+    assert rank.stays(2, "T") is not None
 
 
 @pytest.mark.parametrize("state", ["t", "Z", "X", ""])

@@ -127,7 +127,7 @@ def test_who_is_stuck_by_itself_is_named_and_who_waits_or_trains_is_not(tmp_path
     within(work())
 
 
-def test_after_a_cut_only_the_coordinator_judges(tmp_path: Path) -> None:
+def test_after_a_cut_only_the_coordinator_judges_unless_the_process_is_stopped(tmp_path: Path) -> None:
     async def work() -> None:
         async with training(tmp_path, 2) as here:
             here.ranks.tell(rank(0), Cut(EPOCH + 1))
@@ -144,5 +144,9 @@ def test_after_a_cut_only_the_coordinator_judges(tmp_path: Path) -> None:
             assert not here.ranks.watch.defer(rank(7), lambda: None)
             await here.until(lambda: bool(here.dumps()))
             assert here.dumps() == [StacksDumped("other", EPOCH, ())]
+
+            os.kill(here.pid(0), signal.SIGSTOP)  # nobody else sees that before the transition's time is up
+            await here.until(lambda: 0 in here.named())
+            assert (here.named()[0].finding, here.named()[0].epoch) == (RANK_STOPPED, EPOCH + 1)
 
     within(work())

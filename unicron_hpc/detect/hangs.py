@@ -186,9 +186,11 @@ class HangWatch:
         self._still += step
         if self._asked:
             self._unanswered += max(0.0, step - sample.others_delay)
-        if self._accused == sample.count or sample.phase is WorkPhase.IDLE or sample.phase in TRANSITION:
+        if self._accused == sample.count:
             return None
         stuck = self._stuck(sample)
+        if stuck is not Stuck.STOPPED and (sample.phase is WorkPhase.IDLE or sample.phase in TRANSITION):
+            return None
         limit = self.limit(sample.phase, stuck)
         if stuck is None or limit is None or self._still < limit:
             return None
@@ -241,7 +243,8 @@ class HangWatch:
         usual = max(self.usual, (self._phases[phase].usual() or 0.0) if phase in self._phases else 0.0)
         if len(self._iteration) < ENOUGH:
             known = max(self._floor, 2 * self._factor * usual)
-            return known if self._before > 0 else max(known, PATIENCE * self._floor)
+            stopped = stuck is Stuck.STOPPED  # however long its work may take, it does none
+            return known if stopped or self._before > 0 else max(known, PATIENCE * self._floor)
         limit = self._factor * usual + SLACK
         if stuck is Stuck.BLOCKED or (phase is WorkPhase.DATA and stuck is not Stuck.STOPPED):
             # A slow disk, or a new part of the data that is opened and indexed.

@@ -105,7 +105,11 @@ class RankWatch:
         self._ranks.pop(address, None)
 
     def cut(self, address: RankAddress, epoch: int) -> None:
-        """The rank was told to stop for a new epoch: until it is there, only the coordinator judges it."""
+        """The rank was told to stop for a new epoch: until it is there, only the coordinator judges it.
+
+        But for a process that is stopped: it may have told the coordinator what it holds before, and then
+        all the others wait for it.
+        """
         rank = self._ranks.get(address)
         if rank is not None:
             rank.cut_epoch = max(rank.cut_epoch, epoch)
@@ -163,10 +167,10 @@ class RankWatch:
         pace = rank.page.pace()
         if pace is not None and pace.count != rank.paces:
             self._finished(rank, pace)
-        if mark.epoch < rank.cut_epoch:
-            return
         pid = rank.process.pid
         state = "" if moved else threads.state_of(pid, mark.thread)
+        if mark.epoch < rank.cut_epoch and state != "T":
+            return
         times = threads.times_of(pid, mark.thread)
         now = time.monotonic()
         sample = Sample(
@@ -241,7 +245,8 @@ class RankWatch:
         )
         log.warning("%s", detail)
         finding = RANK_STOPPED if suspicion.stuck is Stuck.STOPPED else RANK_HANG
-        self._report(Noticed(finding, Method.STATISTICS, detail, seen, rank.address, mark.epoch))
+        epoch = max(mark.epoch, rank.cut_epoch)  # the one that it holds up
+        self._report(Noticed(finding, Method.STATISTICS, detail, seen, rank.address, epoch))
 
     async def _tell_stacks(self, task: str, epoch: int, taking: Sequence[Awaitable[RankStacks]]) -> None:
         taken = await asyncio.gather(*taking)
