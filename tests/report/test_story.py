@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from unicron_hpc.cli.main import main
 from unicron_hpc.report.journal import read_lines
-from unicron_hpc.report.sentences import TOLD
+from unicron_hpc.report.sentences import TOLD, sentence
 from unicron_hpc.report.status import status_of
 from unicron_hpc.report.story import incidents_of
 from unicron_hpc.report.telling import MOST_WITNESSES, incident_lines
@@ -154,6 +154,32 @@ def test_whole_incidents_cannot_be_followed(run_folder: Path) -> None:
     refused = CliRunner().invoke(main, ["events", "--incidents", "--follow", str(run_folder)])
     assert refused.exit_code == 2
     assert "--follow" in refused.output
+
+
+def test_a_drain_is_told_once_whatever_events_name_the_task() -> None:
+    chosen = {"time": 10.1, "type": "action_chosen", "epoch": 1, "incident": 1, "action": "the node is out"}
+    drained = {"time": 12.0, "type": "drain_result", "epoch": 1, "node": "n1", "message": "n1 is draining"}
+    (story,) = incidents_of([fault(1, severity="SEV1"), chosen, drained])
+    assert story.actions == ["the node is out", "drain of n1: n1 is draining"]
+
+
+def test_an_action_that_was_chosen_for_several_ranks_is_told_once() -> None:
+    chosen = {"time": 10.1, "type": "action_chosen", "epoch": 1, "incident": 1, "action": "again in place"}
+    (story,) = incidents_of(
+        [fault(1), chosen, fault(1, rank=1), chosen, {**chosen, "action": "a new process"}]
+    )
+    assert story.actions == ["again in place", "a new process"]
+
+
+def test_several_ranks_are_told_in_their_order() -> None:
+    (story,) = incidents_of([fault(1, rank=2), fault(1, rank=1)])
+    assert "ranks 1 and 2 on n1" in incident_lines(story)[1]
+
+
+def test_stacks_are_told_by_the_files_that_hold_them() -> None:
+    ranks = [{"slot": k, "pid": 7, "stacks": "...", "file": f"stacks-n1-{k}.txt"} for k in (0, 1)]
+    event = {"time": 1.0, "type": "stacks_dumped", "epoch": 1, "task": "a", "node": "n1", "ranks": ranks}
+    assert sentence(event).endswith("on n1 were written to logs/stacks-n1-0.txt and logs/stacks-n1-1.txt")
 
 
 KEYS = sorted({key for event in RUN for key in event} | {"incident", "suspects", "evidence", "factor"})

@@ -70,6 +70,12 @@ def place(event: Event) -> str:
     return f"task {event['task']}" if event.get("task") else "the job"
 
 
+def ranks_named(ranks: Iterable[int]) -> str:
+    """`rank 3`, `ranks 1 and 2`."""
+    found = sorted(ranks)
+    return f"rank{'s' if len(found) > 1 else ''} {names(found)}"
+
+
 def names(items: Iterable[Any]) -> str:
     """`n1, n2 and n3`."""
     words = [str(item) for item in items]
@@ -107,7 +113,7 @@ def _verdict(event: Event) -> str:
     again = " now" if event.get("corrects") else ""
     guilty = [f"rank {rank}" for rank in event.get("suspects") or ()] + list(event.get("nodes") or ())
     others = sorted({*(event.get("victims") or ()), *(event.get("collateral") or ())})
-    only = f"; ranks {names(others)} only suffered from it" if others else ""
+    only = f"; {ranks_named(others)} only suffered from it" if others else ""
     return f"incident {event['incident']}: the cause is{again} {event['error']}, {names(guilty)}{only}"
 
 
@@ -169,7 +175,8 @@ def _share_anew(event: Event) -> str:
 
 
 def _stacks(event: Event) -> str:
-    return f"stacks of ranks {names(event['ranks'])} of task {event['task']} were written to logs/"
+    files = names(sorted({f"logs/{rank['file']}" for rank in event["ranks"]}))
+    return f"stacks of task {event['task']}'s processes on {event['node']} were written to {files}"
 
 
 def _node_checked(event: Event) -> str:

@@ -80,7 +80,8 @@ def _take(
             if story.seconds is None:
                 story.ended = f"not over when the job {event['state']}"
     elif kind in ("drain_result", "agent_lost"):
-        for story in latest.values():
+        # Events of an incident need not name its task, so that one may be the latest of several.
+        for story in {story.number: story for story in latest.values()}.values():
             if event["node"] in story.nodes:
                 story.actions.append(sentence(event))
     elif number is None:
@@ -105,7 +106,10 @@ def _add(story: IncidentStory, event: Mapping[str, Any]) -> None:
             story.victims = sorted({*(event.get("victims") or ()), *(event.get("collateral") or ())})
             story.evidence = [*story.evidence, *(e for e in event["evidence"] if e not in story.evidence)]
         case "action_chosen":
-            story.actions.append(str(event["action"]))
+            # What was decided, in place of what the severity alone made likely.
+            story.actions = [action for action in story.actions if action not in ACTIONS.values()]
+            if event["action"] not in story.actions[-1:]:
+                story.actions.append(str(event["action"]))
         case "transition_finished":
             story.transition_seconds += float(event["seconds"])
             story.actions.append(sentence(event))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from unicron_hpc.report.sentences import names, seconds
+from unicron_hpc.report.sentences import names, ranks_named, seconds
 from unicron_hpc.report.story import IncidentStory
 
 #: Witnesses that are named; the journal has them all.
@@ -19,7 +19,7 @@ def incident_lines(story: IncidentStory) -> list[str]:
     blocks = [
         ("what broke", [f"{story.error} ({story.severity or 'severity not known'}): {guilty(story)}"]),
         ("how we know", known),
-        ("only suffered", [f"ranks {names(story.victims)}"] if story.victims else []),
+        ("only suffered", [ranks_named(story.victims)] if story.victims else []),
         ("what was done", story.actions),
         ("how long", [durations(story)]),
     ]
@@ -32,7 +32,7 @@ def incident_lines(story: IncidentStory) -> list[str]:
 
 def guilty(story: IncidentStory) -> str:
     """The guilty ranks and nodes, or where it was seen."""
-    ranks = f"rank {names(story.ranks)}" if story.ranks else ""
+    ranks = ranks_named(story.ranks) if story.ranks else ""
     nodes = names(story.nodes) if story.nodes else ""
     return " on ".join(filter(None, (ranks, nodes))) or story.where or "nobody named"
 
