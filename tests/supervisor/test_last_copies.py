@@ -28,7 +28,8 @@ def test_state_of_which_a_copy_lives_is_never_lost(depth: int, seed: int) -> Non
 
     async def work(folder: Path) -> None:
         chance = random.Random(seed)
-        async with HoldingJob(folder, f"train.pipeline_model_parallel_size={depth}") as job:
+        pipelines = f"train.pipeline_model_parallel_size={depth}"
+        async with HoldingJob(folder, pipelines, spares=chance.randint(0, 3)) as job:
             for _ in range(chance.randint(1, 4)):
                 for _ in range(chance.choice((0, 1, 3, 10, 40, 100))):
                     await job.go(chance)
