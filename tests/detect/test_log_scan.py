@@ -54,6 +54,28 @@ def test_a_finding_carries_what_its_line_tells(case_id: str, expected: dict[str,
     assert {key: getattr(finding, key) for key in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            "unicron_hpc.supervisor.losses: node n3 is lost: no heartbeat for 2.2 s",
+            ("lost connection", "n3", None),
+        ),
+        (
+            "unicron_hpc.supervisor.incidents: incident 4: killed (SIGKILL) on n2 (rank 1)",
+            ("killed (SIGKILL)", "n2", 1),
+        ),
+        (
+            "unicron_hpc.supervisor.incidents: incident 6: rank stopped on n4 (rank 3)",
+            ("rank does not answer", "n4", 3),
+        ),
+    ],
+)
+def test_the_logs_of_our_own_agents_name_node_and_rank(line: str, expected: tuple[object, ...]) -> None:
+    (finding,) = scan(f"2025-03-03 10:00:00,123 WARNING {line}", "agent-n1.log")
+    assert (finding.rule.error, finding.host, finding.rank) == expected
+
+
 @pytest.mark.parametrize("case_id", [key for key, case in CASES.items() if case["kind"] == "log_line"])
 def test_every_line_from_the_field_is_one_finding(case_id: str) -> None:
     assert len(scan(CASES[case_id]["input"])) == 1

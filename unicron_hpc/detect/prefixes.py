@@ -46,7 +46,11 @@ _RANK = re.compile(
     r"| {0,3}(?P<label>\d{1,6}): (?!\d)|\[\d+,(?P<mpi>\d+)\]<std(?:out|err)>: ?",
     _FLAGS,
 )
-_RANK_INSIDE = re.compile(r"\[(?:PG [^\]]{1,80}?)?Rank (?P<rank>\d+)\]|\bon rank (?P<on>\d+)\b", _FLAGS)
+_RANK_INSIDE = re.compile(
+    r"\[(?:PG [^\]]{1,80}?)?Rank (?P<rank>\d+)\]|\bon rank (?P<on>\d+)\b|\(rank (?P<of>\d+)\)$", _FLAGS
+)
+    r"\[(?:PG [^\]]{1,80}?)?Rank (?P<rank>\d+)\]|\bon rank (?P<on>\d+)\b|\(rank (?P<of>\d+)\)$", _FLAGS
+)
 _NCCL = re.compile(r"(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[\d+\] ", _FLAGS)
 _PDSH_HOST = re.compile(r"(?P<host>[\w.-]+): (?=\[ *\d+\.\d|NVRM|kernel: |\[(?:rank|default)\d+\]:)", _FLAGS)
 _LEVELS = "(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)"
@@ -119,7 +123,7 @@ def take_apart(text: str, year: int = 1970) -> Line:
         if rest == before:
             break
     if rank is None and (match := _RANK_INSIDE.search(text[:400])):
-        rank = int(match["rank"] or match["on"])
+        rank = int(match["rank"] or match["on"] or match["of"])
     return Line(rest, time, rank, host, pid)
 
 
