@@ -99,7 +99,7 @@ def test_an_empty_file_is_said_to_be_empty(tmp_path: Path, text: str) -> None:
         ("a: !secret x\n", "not supported"),
         ("? [a]\n: b\n", "a key must be a word"),
         ("a: \x01\n", "cannot be in YAML"),
-        ("[" * 5000, "nested too deeply"),
+        ("[" * 2000, "nested too deeply"),
     ],
 )
 def test_what_is_no_settings_file_is_refused_with_its_place(text: str, message: str) -> None:

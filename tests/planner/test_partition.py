@@ -17,7 +17,7 @@ def times(counts, layer, extra, slowdown):
     return [f * (n * layer + e) for n, e, f in zip(counts, extra, slowdown, strict=True)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(1, 8), st.integers(1, 5), st.sampled_from([0.5, 1.0, 3.0]), st.data())
 def test_slowest_stage_is_as_fast_as_in_the_best_of_all_partitions(layers, stages, layer, data):
     extra = data.draw(st.lists(seconds, min_size=stages, max_size=stages))
