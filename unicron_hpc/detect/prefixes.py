@@ -49,8 +49,6 @@ _RANK = re.compile(
 _RANK_INSIDE = re.compile(
     r"\[(?:PG [^\]]{1,80}?)?Rank (?P<rank>\d+)\]|\bon rank (?P<on>\d+)\b|\(rank (?P<of>\d+)\)$", _FLAGS
 )
-    r"\[(?:PG [^\]]{1,80}?)?Rank (?P<rank>\d+)\]|\bon rank (?P<on>\d+)\b|\(rank (?P<of>\d+)\)$", _FLAGS
-)
 _NCCL = re.compile(r"(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[\d+\] ", _FLAGS)
 _PDSH_HOST = re.compile(r"(?P<host>[\w.-]+): (?=\[ *\d+\.\d|NVRM|kernel: |\[(?:rank|default)\d+\]:)", _FLAGS)
 _LEVELS = "(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)"
