@@ -16,7 +16,7 @@ class Action(enum.StrEnum):
     NOTE = "a line in the journal"
     RETRY = "again in place"
     RESTART = "a new process"
-    NODE_OUT = "the node is out and drained"
+    NODE_OUT = "the node is out and to be drained"
     NODE_ON_TRIAL = "the node is out; drained once training goes on without it"
     NODE_AWAY = "the node is out, not drained"
     STOP = "the run ends"
