@@ -29,6 +29,16 @@ def test_a_busy_threads_time_grows_and_a_stopped_process_is_seen() -> None:
         child.wait()
 
 
+def test_who_has_met_his_end_is_dying_until_he_is_gone() -> None:
+    child = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
+    assert not threads.is_dying(child.pid)
+    child.send_signal(signal.SIGSEGV)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert threads.is_dying(child.pid)
+    child.wait()
+    assert not threads.is_dying(child.pid)
+
+
 def test_nothing_is_known_of_who_is_gone() -> None:
     child = subprocess.Popen(["true"])
     child.wait()

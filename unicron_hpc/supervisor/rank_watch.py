@@ -213,6 +213,9 @@ class RankWatch:
     async def _suspect(self, rank: Watched, mark: Mark, suspicion: Suspicion) -> None:
         """Take the stacks of a rank that took too long; name it unless they show that it waits for others."""
         seen = time.time()
+        if threads.is_dying(rank.process.pid):
+            log.info("%s has met its end and is not gone yet", _name(rank))
+            return
         if suspicion.sure:
             self._accuse(rank, mark, suspicion, "", seen)
             await self._stacks(rank)
@@ -233,7 +236,7 @@ class RankWatch:
                 rank.watch.waits_for_a_peer()
                 return
         now = rank.page.mark()
-        if now is not None and now.count == mark.count:
+        if now is not None and now.count == mark.count and not threads.is_dying(rank.process.pid):
             self._accuse(rank, mark, suspicion, where, seen)
 
     def _accuse(self, rank: Watched, mark: Mark, suspicion: Suspicion, where: str, seen: float) -> None:

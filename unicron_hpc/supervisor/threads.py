@@ -8,6 +8,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+#: Place of the flags in proc(5)'s stat behind the name; PF_EXITING, PF_DUMPCORE and PF_SIGNALED of Linux.
+_FLAGS, _DYING = 6, 0x4 | 0x200 | 0x400
 #: Threads that are described.
 MOST = 64
 
@@ -40,6 +42,12 @@ def delays(pid: int) -> dict[int, float]:
     with contextlib.suppress(OSError):
         return {int(name): times_of(pid, int(name)).delay for name in os.listdir(f"/proc/{pid}/task")}
     return {}
+
+
+def is_dying(pid: int) -> bool:
+    """Whether a process has met its end and is only not gone yet: its core and its memory take time."""
+    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return len(fields) > _FLAGS and bool(int(fields[_FLAGS]) & _DYING)
 
 
 def describe(pid: int) -> str:
