@@ -142,3 +142,25 @@ def test_a_slow_node_is_as_slow_after_its_work_was_shared_anew(slow: float, off:
     found = Comparison().look(shared)["a"]
     assert abs(found.given(slow) - min(slow, slow * off)) < 1e-9
     assert found.given(1.0) == found.factor == max(slow * off / MODEL_MARGIN, 1.0)
+
+
+@few
+@given(st.floats(1.2, 4.0), st.floats(0.7, 1.4))
+def test_a_node_that_recovers_makes_no_other_look_slow_and_is_known_to_be_well(
+    slow: float, off: float
+) -> None:
+    """Nobody has its like after the work was shared anew, and the model is off for each of them."""
+
+    def now(factor: float) -> list[OwnWork]:
+        seconds = {"a": 0.5 * factor, "b": 1.0 * off, "c": 1.2}
+        expected = {"a": 0.5, "b": 1.0, "c": 1.2}
+        return [OwnWork(node, 0, node, expected[node], seconds[node]) for node in "abc"]
+
+    comparison = Comparison()
+    for _ in range(REFERENCE):
+        comparison.look(now(slow), {"a": slow})
+    still = comparison.look(now(slow), {"a": slow})
+    assert abs(still["a"].given(slow) - slow) < 1e-6 * slow
+    well = comparison.look(now(1.0), {"a": slow})
+    assert all(found.factor < 1 + 1e-6 for found in well.values())
+    assert well["a"].given(slow) < 1 + 1e-6

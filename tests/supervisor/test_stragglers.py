@@ -36,13 +36,21 @@ RECOVERY = RecoverySettings(slow_node_window=30.0)
 WINDOW = int(RECOVERY.slow_node_window) + 1
 
 
-def running(slow: Mapping[str, float], samples: int = LEAST) -> dict[str, Running]:
-    """A task whose nodes take 0.1 s for their work, times these factors."""
+#: Nobody does the same as another.
+UNLIKE = msgspec.structs.replace(
+    LAYOUT,
+    replicas=tuple(msgspec.structs.replace(LAYOUT.replicas[k], micro_batches=(3, 1)[k]) for k in range(2)),
+)
+
+
+def running(slow: Mapping[str, float], samples: int = LEAST, layout: Layout = LAYOUT) -> dict[str, Running]:
+    """A task whose nodes take 0.1 s for two micro-batches, times these factors."""
     vitals = {}
     for number, node in enumerate(NODES):
         address = RankAddress("train", Seat(node, 0), 1)
-        vitals[number] = Vital(address, 1, 9, True, 0.1 * slow.get(node, 1.0), samples)
-    return {"train": Running(LAYOUT, small_work(), vitals)}
+        seconds = 0.05 * layout.replicas[number // 2].micro_batches * slow.get(node, 1.0)
+        vitals[number] = Vital(address, 1, 9, True, seconds, samples)
+    return {"train": Running(layout, small_work(), vitals)}
 
 
 class Eye:
@@ -76,10 +84,10 @@ class Eye:
 
         return answer
 
-    async def see(self, seconds: int, slow: Mapping[str, float]) -> None:
+    async def see(self, seconds: int, slow: Mapping[str, float], layout: Layout = LAYOUT) -> None:
         for _ in range(seconds):
             self._now += 1.0
-            self.stragglers.look(running(slow), 1, self._now)
+            self.stragglers.look(running(slow, layout=layout), 1, self._now)
             if self.stragglers._asking is not None:
                 await self.stragglers._asking
 
@@ -202,6 +210,25 @@ def test_it_is_shared_anew_when_the_node_is_as_fast_as_the_others_again(tmp_path
             "share_anew",
         ]
 
+    within(work())
+
+
+def test_one_that_is_left_without_its_like_stays_slow_until_it_recovers(tmp_path: Path) -> None:
+    async def work() -> None:
+        eye = Eye(tmp_path)
+        await eye.see(WINDOW, {"n1": 1.4})
+        await eye.see(2 * WINDOW, {"n1": 1.4}, UNLIKE)
+        assert [event["type"] for event in eye.told()] == ["slow_node"]
+        eye = Eye(tmp_path / "again")
+        await eye.see(WINDOW, {"n1": 1.4})
+        await eye.see(WINDOW, {"n1": 1.4}, UNLIKE)
+        await eye.see(WINDOW, {}, UNLIKE)
+        assert [(event["type"], event["node"]) for event in eye.told()] == [
+            ("slow_node", "n1"),
+            ("slow_node_recovered", "n1"),
+        ]
+
+    (tmp_path / "again").mkdir()
     within(work())
 
 

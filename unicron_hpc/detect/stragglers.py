@@ -53,7 +53,7 @@ class Slowness:
     compared
         What that is compared with.
     relation
-        The same without a margin for the cost model's errors.
+        The best guess, where what is certain is less: without a margin for the cost model's errors.
     """
 
     node: str
@@ -76,24 +76,29 @@ class Comparison:
     def __init__(self) -> None:
         self._references: dict[Hashable, list[float]] = {}
 
-    def look(self, ranks: Sequence[OwnWork]) -> Mapping[str, Slowness]:
+    def look(
+        self, ranks: Sequence[OwnWork], known: Mapping[str, float] | None = None
+    ) -> Mapping[str, Slowness]:
         """How slow each node is: as its slowest rank.
 
         Parameters
         ----------
         ranks
             All ranks of one layout.
+        known
+            Factors of the nodes that are known to be slow.
         """
-        known = {(rank.node, rank.slot, rank.kind, len(ranks)) for rank in ranks}
-        self._references = {key: value for key, value in self._references.items() if key in known}
+        known = known or {}
+        here = {(rank.node, rank.slot, rank.kind, len(ranks)) for rank in ranks}
+        self._references = {key: value for key, value in self._references.items() if key in here}
         slowest: dict[str, Slowness] = {}
         for rank in ranks:
-            found = self._compare(rank, ranks)
+            found = self._compare(rank, ranks, known)
             if rank.node not in slowest or found.factor > slowest[rank.node].factor:
                 slowest[rank.node] = found
         return slowest
 
-    def _compare(self, rank: OwnWork, ranks: Sequence[OwnWork]) -> Slowness:
+    def _compare(self, rank: OwnWork, ranks: Sequence[OwnWork], known: Mapping[str, float]) -> Slowness:
         own = rank.seconds / rank.expected
         others = [other for other in ranks if other.node != rank.node]
         like = [other.seconds for other in others if other.kind == rank.kind]
@@ -107,12 +112,15 @@ class Comparison:
         factor = relation / MODEL_MARGIN
         words = f"{relation:.2f} times its share by the cost model"
         before = self._references.setdefault((rank.node, rank.slot, rank.kind, len(ranks)), [])
-        if len(before) < REFERENCE:
-            before.append(relation)
-        else:
+        if len(before) >= REFERENCE:
             usual = statistics.median(before)
-            words += f", before it was {usual:.2f}"
-            factor = max(factor, relation / usual)
+            words += f", it should be {usual:.2f}"
+            relation /= usual
+            factor = max(factor, relation)
+        else:
+            # As it would be if all were well: a slow node that recovers must not make the others look slow.
+            well = statistics.median(o.seconds / o.expected / known.get(o.node, 1.0) for o in others)
+            before.append(own / known.get(rank.node, 1.0) / well)
         return Slowness(rank.node, rank.slot, max(factor, 1.0), words, relation)
 
 

@@ -89,7 +89,7 @@ class Stragglers:
             ranks = own_work(task)
             if ranks is None:
                 continue
-            found = self._comparisons.setdefault(name, Comparison()).look(ranks)
+            found = self._comparisons.setdefault(name, Comparison()).look(ranks, self._factors)
             for node, slowness in found.items():
                 changed |= self._note(name, node, slowness, epoch, now)
         if changed:
