@@ -14,8 +14,10 @@ from tests.supervisor.events import within
 from tests.supervisor.lone_coordinator import LoneJob
 from unicron_hpc.detect.exits import HOST_MEMORY
 from unicron_hpc.detect.severity import Blame, Finding, Severity
+from unicron_hpc.runtime.orders import Holdings, Phase
 from unicron_hpc.supervisor import faults
 from unicron_hpc.supervisor.messages import Heartbeat
+from unicron_hpc.supervisor.rank_messages import RankHeld
 
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 BROKEN = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:1"
@@ -322,6 +324,25 @@ class TestWhoOnlySawAPeerGo:
                 job.commit()
                 assert (job.ranks, job.stopped, job.lost) == (processes, [], [])
                 assert all(suspects == nodes == [] for _, suspects, nodes, _, _ in job.verdicts)
+
+        within(work())
+
+    def test_because_of_a_planned_change_is_no_fault(self, tmp_path: Path) -> None:
+        async def work() -> None:
+            async with LoneJob(tmp_path) as job:
+                before, task = job.epoch, job.coordinator._board.tasks["tiny"]
+                job.deaf.add("n3")  # it is waited for while n2's report arrives
+                task.plan_again(task.nodes)
+                await job.until(lambda: task.in_transition)
+                job.raises("n2", "PeerLost: a connection of epoch 1 broke", epoch=before)
+                job.deaf.clear()
+                rank = job.on("n3")
+                epoch = job.coordinator._board.epoch
+                job.say(rank, RankHeld(epoch, Holdings(0, Phase.IDLE, 0, (), ())))
+                await job.running()
+                assert job.epoch == epoch > before
+                job.commit()
+                assert job.events("fault_detected") == []
 
         within(work())
 

@@ -67,7 +67,10 @@ class Faults:
         words = fault.error if finding.collateral else fault.traceback
         text = f"{fault.place}\n{words}".lstrip()
         evidence = Evidence(finding, Method.EXCEPTION, seat.node, state.rank_of(seat), text, when)
-        if 0 < fault.epoch < state.epoch and not self._transitions.gathering:
+        over = 0 < fault.epoch < state.epoch
+        if over and finding.collateral and state.incident is None:
+            return  # we ended that epoch ourselves, without a fault: a neighbour heard of it first
+        if over and not self._transitions.gathering:
             self._late(evidence)
         else:
             self._against_rank(evidence, process.address, process)
