@@ -125,4 +125,5 @@ class TestBadInput:
 
 def left_behind(cluster: Cluster) -> list[Path]:
     """Return folders of a job named `bad` that was never submitted."""
-    return [path for path in (cluster.shared_dir / "runs").glob("*bad*") if path.is_dir()]
+    runs = cluster.shared_dir / "runs"
+    return [*runs.glob("bad-[0-9]*"), *runs.glob(".staged-bad.*")]
