@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "slurm"))
 from testcluster import engine, packages
 from testcluster.api import Cluster
 
+from tests.cluster.job import forget_bad_nodes
+
 #: Containers that tests need: enough for two active nodes, a spare, and one more to lose.
 DOCKER_NODES = 4
 EMBEDDED_NODES = 6
@@ -66,3 +68,4 @@ def _as_new_afterwards(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     for cluster in clusters:
         cluster.reset()
+        forget_bad_nodes(cluster)

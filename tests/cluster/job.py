@@ -14,6 +14,7 @@ from typing import Any
 
 from testcluster.api import Cluster
 
+from unicron_hpc.slurm import bad_nodes
 from unicron_hpc.slurm.parsing import JobRecord, parse_show_job
 
 from .run import Run, processes_with, settings_text
@@ -81,6 +82,12 @@ def as_new_afterwards(cluster: Cluster) -> Iterator[None]:
         yield
     finally:
         cluster.reset()
+        forget_bad_nodes(cluster)
+
+
+def forget_bad_nodes(cluster: Cluster) -> None:
+    """Have later submissions take all nodes again; those that only stood still show no sign of a repair."""
+    (cluster.shared_dir / "runs" / bad_nodes.FILE).unlink(missing_ok=True)
 
 
 def write_settings(cluster: Cluster, name: str, **sections: Mapping[str, Any]) -> Path:
