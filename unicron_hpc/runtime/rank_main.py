@@ -22,7 +22,7 @@ from unicron_hpc.detect.severity import Severity
 from unicron_hpc.runtime.channel import AgentGone, Channel
 from unicron_hpc.runtime.engine import Engine
 from unicron_hpc.runtime.environment import PHASE_PAGE, RUN_FOLDER, TASK
-from unicron_hpc.runtime.fault_report import fault_report
+from unicron_hpc.runtime.fault_report import fault_report, named
 from unicron_hpc.runtime.orders import Rebuild
 from unicron_hpc.runtime.phase_page import PhaseMarks
 from unicron_hpc.runtime.saving import Saver
@@ -169,11 +169,11 @@ class Rank:
 
     def _report(self, epoch: int, error: Exception) -> None:
         """Tell of an exception, unless it may be only what our own cut brought about."""
-        fault = fault_report(epoch, error, self._marks)
         # Broken hardware is no consequence of a cut: a victim was only faster with its complaint.
-        if self._cut_epoch > epoch and explain_exception(fault.error).severity is not Severity.SEV1:
+        if self._cut_epoch > epoch and explain_exception(named(error)).severity is not Severity.SEV1:
             log.info("epoch %d ended: %s", epoch, type(error).__name__)
             return
+        fault = fault_report(epoch, error, self._marks)
         log.error("fault in epoch %d, %s\n%s", epoch, fault.place, fault.traceback)
         self._channel.send(fault)
 
