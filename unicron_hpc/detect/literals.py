@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 #: Shorter runs of letters are in almost every text.
 _SHORTEST = 3
 _QUANTIFIERS = "?*{"
@@ -31,23 +33,29 @@ def required_words(pattern: str) -> frozenset[str]:
     return frozenset(words)
 
 
-def _branches(pattern: str) -> list[str]:
-    """The alternatives of a pattern, as far as they are not inside a group."""
-    branches, start, depth, position = [], 0, 0, 0
+def _outline(pattern: str, start: int = 0) -> Iterator[tuple[int, str, int]]:
+    """Place, character, and groups open behind it, without what is escaped or inside a class."""
+    depth, position = 0, start
     while position < len(pattern):
         char = pattern[position]
         if char == "\\":
-            position += 1
-        elif char == "[":
-            position = _end_of_class(pattern, position) - 1
-        elif char == "(":
-            depth += 1
-        elif char == ")":
-            depth -= 1
-        elif char == "|" and depth == 0:
+            position += 2
+            continue
+        if char == "[":
+            position = _end_of_class(pattern, position)
+            continue
+        depth += (char == "(") - (char == ")")
+        yield position, char, depth
+        position += 1
+
+
+def _branches(pattern: str) -> list[str]:
+    """The alternatives of a pattern, as far as they are not inside a group."""
+    branches, start = [], 0
+    for position, char, depth in _outline(pattern):
+        if char == "|" and depth == 0:
             branches.append(pattern[start:position])
             start = position + 1
-        position += 1
     return [*branches, pattern[start:]]
 
 
@@ -117,18 +125,7 @@ def _end_of_class(pattern: str, start: int) -> int:
 
 def _end_of_group(pattern: str, start: int) -> int:
     """The place behind the `)` of the group that begins at `start`."""
-    depth, position = 0, start
-    while position < len(pattern):
-        char = pattern[position]
-        if char == "\\":
-            position += 1
-        elif char == "[":
-            position = _end_of_class(pattern, position) - 1
-        elif char == "(":
-            depth += 1
-        elif char == ")":
-            depth -= 1
-            if depth == 0:
-                return position + 1
-        position += 1
+    for position, char, depth in _outline(pattern, start):
+        if char == ")" and depth == 0:
+            return position + 1
     return len(pattern)
