@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
+from unicron_hpc.cli import following
 from unicron_hpc.cli.failing import ends_with_errors
 from unicron_hpc.cli.find_run import find_run_folder
 from unicron_hpc.report.journal import EVENTS, read_events
@@ -24,7 +25,7 @@ from unicron_hpc.report.telling import incident_lines
 @click.argument("job")
 @click.option("--json", "as_json", is_flag=True, help="For programs: the journal's own lines, or a list.")
 @click.option("--incidents", is_flag=True, help="Tell each incident as a whole, instead of every event.")
-@click.option("--follow", "-f", is_flag=True, help="Go on until the job has finished.")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the job is over.")
 @click.option(
     "--run-dir",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
@@ -38,15 +39,24 @@ def command(job: str, as_json: bool, incidents: bool, follow: bool, run_dir: Pat
       unicron events 4711
       unicron events --follow 4711
       unicron events --incidents 4711      what broke, how we know, what was done, how long it took
+
+    With --follow, exit code 3 means that the job is over and nobody was left to write its end.
     """
     if incidents and follow:
         raise click.UsageError("--incidents tells what has happened so far: leave out --follow")
-    path = find_run_folder(job, run_dir) / EVENTS
+    run_folder = find_run_folder(job, run_dir)
+    path = run_folder / EVENTS
+
+    def tell(event: dict[str, Any]) -> None:
+        click.echo(json.dumps(event) if as_json else describe(event))
+
     if incidents:
         _tell_incidents(path, as_json)
-        return
-    for event in _events(path, follow):
-        click.echo(json.dumps(event) if as_json else describe(event))
+    elif follow:
+        sys.exit(following.follow(run_folder, tell, lambda words: click.echo(words, err=True)))
+    else:
+        for event in read_events(path):
+            tell(event)
 
 
 def _tell_incidents(path: Path, as_json: bool) -> None:
@@ -57,19 +67,6 @@ def _tell_incidents(path: Path, as_json: bool) -> None:
         click.echo("no incident so far")
     for story in () if as_json else stories:
         click.echo("\n".join(map(plain, incident_lines(story))))
-
-
-def _events(path: Path, follow: bool) -> Iterator[dict[str, Any]]:
-    seen = 0
-    while True:
-        finished = False
-        for event in list(read_events(path))[seen:]:
-            seen += 1
-            finished = finished or event["type"] == "job_finished"
-            yield event
-        if finished or not follow:
-            return
-        time.sleep(0.5)
 
 
 def describe(event: dict[str, Any]) -> str:

@@ -27,6 +27,8 @@ def ends_with_errors(command: Callable[P, R]) -> Callable[P, R]:
         except UnicronError as error:
             click.echo(str(error), err=True)
             sys.exit(error.exit_code)
+        except KeyboardInterrupt:
+            sys.exit(130)
         except BrokenPipeError:
             _forget_output()
             sys.exit(141)

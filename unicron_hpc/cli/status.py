@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,14 +11,13 @@ import click
 
 from unicron_hpc.cli.failing import ends_with_errors
 from unicron_hpc.cli.find_run import find_run_folder
-from unicron_hpc.errors import UnicronError
+from unicron_hpc.cli.standing import put_back, standing
 from unicron_hpc.report.journal import EVENTS, read_events
 from unicron_hpc.report.plain import plain
 from unicron_hpc.report.sentences import names, seconds
 from unicron_hpc.report.status import read_status
 from unicron_hpc.report.story import incidents_of
 from unicron_hpc.report.telling import guilty
-from unicron_hpc.slurm import queries
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,34 +44,32 @@ def command(job: str, as_json: bool, run_dir: Path | None) -> None:
       unicron status 4711
       unicron status --json runs/gpt-tiny-4711 | jq .iteration
     """
-    status = ask_slurm(read_status(find_run_folder(job, run_dir)))
+    status = ask_others(read_status(find_run_folder(job, run_dir)))
     if as_json:
         click.echo(json.dumps(status))
     else:
         _show(status)
 
 
-def ask_slurm(status: dict[str, Any]) -> dict[str, Any]:
-    """Let Slurm correct the state of a job whose journal was left open.
+def ask_others(status: dict[str, Any]) -> dict[str, Any]:
+    """Let Slurm, or the machine of a run without it, correct the state that a journal was left with.
 
-    A job that waits has no journal yet, and one that was killed with all its agents could not close it.
+    A job that waits has no journal yet, one that was killed with all its agents could not close it, and one
+    that was cancelled may have been put back into the queue.
     """
-    folder_id = Path(status["run_dir"]).name.rpartition("-")[2]
-    job_id = status["job_id"] or folder_id
-    if status["state"] not in ("PENDING", "RUNNING") or not job_id.isdigit() or not shutil.which("scontrol"):
-        return {**status, "job_id": job_id, "shown_id": status["shown_id"] or job_id}
-    try:
-        state = queries.job(job_id).state.name
-    except UnicronError:
-        state = "UNKNOWN"
-    # slurmctld forgets ended jobs after MinJobAge; then the journal's word is all there is.
-    shown = status["shown_id"] or job_id
-    return {
-        **status,
-        "job_id": job_id,
-        "shown_id": shown,
-        "state": status["state"] if state == "UNKNOWN" else state,
-    }
+    run_folder = Path(status["run_dir"])
+    job_id = status["job_id"] or run_folder.name.rpartition("-")[2]
+    status = {**status, "job_id": job_id, "shown_id": status["shown_id"] or job_id, "note": ""}
+    found = None
+    if status["state"] in ("PENDING", "RUNNING"):
+        found = standing(run_folder)
+    elif status["state"] == "CANCELLED" and job_id.isdigit():
+        found = put_back(job_id)
+    if found is None:
+        return status
+    if found.over:
+        return {**status, "state": found.state, "cause": status["cause"] or found.words}
+    return {**status, "state": found.state or status["state"], "note": found.words}
 
 
 def _show(status: dict[str, Any]) -> None:
@@ -90,6 +86,8 @@ def _show(status: dict[str, Any]) -> None:
         console.print(f"task {task}: iteration {status['iterations'].get(task, 0)} of {last}")
     if status["cause"]:
         console.print(plain(f"cause: {status['cause']}"), markup=False)
+    if status["note"]:
+        console.print(plain(status["note"]), markup=False)
     table = Table("node", "role", "agent", "rank", "pid", "task", "replica", "stage", "layers")
     for node in status["nodes"]:
         rows = node["ranks"] or [None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,41 @@ class Journal:
         self._file.close()
 
 
+class Tail:
+    """A journal that may still be written, read as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+
+    def events(self) -> list[dict[str, Any]]:
+        """The events since the last call; a line that is not finished yet comes with the next one."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                content = file.read()
+        except FileNotFoundError:
+            return []
+        whole = content[: content.rfind(b"\n") + 1]
+        self._read += len(whole)
+        return list(_events(_records(whole)))
+
+
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The records of a journal or metrics file; an unfinished or damaged line is passed over."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return
+    yield from _records(content)
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """The events of a journal; what has not an event's `time`, `type` and `epoch` is passed over."""
+    return _events(read_lines(path))
+
+
+def _records(content: bytes) -> Iterator[dict[str, Any]]:
     for line in content.split(b"\n"):
         if line:
             try:
@@ -56,9 +85,8 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield record
 
 
-def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a journal; what has not an event's `time`, `type` and `epoch` is passed over."""
-    for record in read_lines(path):
+def _events(records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for record in records:
         when, epoch = record.get("time"), record.get("epoch")
         timed = isinstance(when, int | float) and 0 <= when < _LATEST
         if timed and isinstance(record.get("type"), str) and isinstance(epoch, int):

@@ -19,30 +19,31 @@ _NO_ACCOUNTING = (
     "Connection refused",
     "Problem talking",
 )
+#: State of a job that neither slurmctld nor accounting knows: it has ended, nobody knows how.
+FORGOTTEN = JobState("UNKNOWN", (), "no longer known to slurmctld")
 
 
-def job(job_id: str) -> JobRecord:
+def job(job_id: str, *, timeout: float = commands.DEFAULT_TIMEOUT) -> JobRecord:
     """All that Slurm says of a job: from slurmctld, and from accounting once slurmctld has forgotten it.
 
-    A job that neither knows has the state `UNKNOWN`; that is no proof of success.
+    A job that neither knows has the state `UNKNOWN` (`FORGOTTEN`); that is no proof of success.
 
     Raises
     ------
     SlurmError
         When Slurm does not answer.
     """
-    shown = commands.run(["scontrol", "show", "job", "--oneliner", job_id])
+    shown = commands.run(["scontrol", "show", "job", "--oneliner", job_id], timeout=timeout)
     records = parsing.parse_show_job(shown.stdout)
     if records:
         return records.get(job_id) or next(iter(records.values()))
     if "Invalid job id" not in shown.words:
         raise shown.error()
     argv = ["sacct", "--noheader", "--parsable2", f"--jobs={job_id}", f"--format={','.join(_SACCT_FIELDS)}"]
-    told = commands.run(argv)
+    told = commands.run(argv, timeout=timeout)
     if told.code and not any(word in told.stderr for word in _NO_ACCOUNTING):
         raise told.error()
-    forgotten = JobRecord(job_id, JobState("UNKNOWN", (), "no longer known to slurmctld"))
-    return parsing.parse_sacct(told.stdout, _SACCT_FIELDS).get(job_id, forgotten)
+    return parsing.parse_sacct(told.stdout, _SACCT_FIELDS).get(job_id, JobRecord(job_id, FORGOTTEN))
 
 
 def job_nodes(job_id: str) -> tuple[str, ...]:
