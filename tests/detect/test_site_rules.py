@@ -62,6 +62,22 @@ def test_a_file_of_rules_is_read() -> None:
         ("network", "nework", "site.yaml:7:10", "did you mean `network`?"),
         (r"'leaf\d+ port flap'", "'(leaf'", "site.yaml:4:12", "not a regular expression"),
         (r"'leaf\d+ port flap'", "'(leaf)*'", "site.yaml:4:12", "fits every line"),
+        (r"'leaf\d+ port flap'", "'.'", "site.yaml:4:12", "fits every line"),
+        (r"'leaf\d+ port flap'", r"'\w+'", "site.yaml:4:12", "fits every line"),
+        (
+            r"'leaf\d+ port flap'",
+            r"'leaf (\d+\.?)+ flap'",
+            "site.yaml:4:12",
+            "can take very long: a repeat inside",
+        ),
+        (
+            r"'leaf\d+ port flap'",
+            r"'leaf (\d+\.?)+ flap'",
+            "site.yaml:4:12",
+            "have the inner repeat give nothing",
+        ),
+        ("link flapping", "''", "site.yaml:5:10", "expected text, found nothing"),
+        ("A leaf switch lost a port.", "''", "site.yaml:8:12", "expected text, found nothing"),
         (r"  pattern: 'leaf\d+ port flap'" + "\n", "", "site.yaml:3:3", "neither pattern nor xid"),
         ("meaning: A leaf", "drain: true\n  meaning: A leaf", "site.yaml:8:10", "not drained"),
         ("meaning: A leaf", "example: other\n  meaning: A leaf", "site.yaml:8:12", "its own example"),
@@ -72,6 +88,11 @@ def test_a_file_of_rules_is_read() -> None:
         (RULE, "rules:\n- 12\n", "site.yaml:2:3", "expected a rule"),
         (RULE, "rules: leaf\n", "site.yaml:1:8", "expected a list of rules"),
         (RULE, "- leaf\n", "site.yaml:1:1", "rules: [{name:"),
+        (RULE, "- leaf\n- spine\n", "site.yaml:1:1", "rules: [{name:"),
+        (RULE, "rules: [leaf, spine]\n", "site.yaml:1:15", "rules.1: expected a rule"),
+        (RULE, "rules:\n\t- name: leaf\n", "site.yaml:2:1", "indent with spaces"),
+        (RULE, "", "site.yaml:1", "write `rules: [{name:"),
+        (RULE, "# later\n\n", "site.yaml:1", "or leave out the setting that names it"),
     ],
 )
 def test_a_mistake_has_its_place_and_says_what_to_write(old: str, new: str, place: str, words: str) -> None:
@@ -85,6 +106,17 @@ def test_all_mistakes_of_a_file_are_told_at_once() -> None:
     text = problem(GOOD.replace("SEV3", "SEV4").replace("blame: node", "blame: nod"))
     assert "rules.0.severity" in text
     assert "rules.1.blame" in text
+
+
+def test_a_byte_order_mark_does_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text("\ufeff" + GOOD, "utf-8")
+    assert [rule.name for rule in read_rules(tmp_path / "rules.yaml")] == ["leaf-flap", "our-xid-13"]
+
+
+def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text(GOOD + "#" * (1 << 20))
+    with pytest.raises(SettingsError, match="too much for settings"):
+        read_rules(tmp_path / "rules.yaml")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -172,7 +172,12 @@ def did_you_mean_file(path: Path) -> str:
     return str(path.parent / close[0]) if close else ""
 
 
-def parse(text: str, source: str, example: str = "name: my-run") -> Table:
+def parse(
+    text: str,
+    source: str,
+    example: str = "name: my-run",
+    start: str = "start from an example: unicron-sbatch --help names one",
+) -> Table:
     """Parse the text of a whole settings file.
 
     Parameters
@@ -183,6 +188,8 @@ def parse(text: str, source: str, example: str = "name: my-run") -> Table:
         Name of the file, for messages.
     example
         A line that such a file may have.
+    start
+        What to do about an empty file.
 
     Raises
     ------
@@ -192,8 +199,7 @@ def parse(text: str, source: str, example: str = "name: my-run") -> Table:
     builder = _Builder(source)
     raw = builder.build(text)
     if raw is None or (isinstance(raw, Scalar) and raw.text is None):
-        hint = "start from an example: unicron-sbatch --help names one"
-        raise SettingsError([Problem(f"{source}:1", "the file is empty", hint)])
+        raise SettingsError([Problem(f"{source}:1", "the file is empty", start)])
     if not isinstance(raw, Table):
         kind = "a list" if isinstance(raw, Items) else "a single value"
         hint = f"write `key: value` lines, e.g. `{example}`"

@@ -69,6 +69,10 @@ rules:
 | `collateral`, `vague`, `drain` | true or false; `drain` by itself true for SEV1 with the node to blame |
 | `scope` | `any` line (the default), or `exception` |
 
+A pattern that could hold a job up on some line is refused, since `re` tries every way to share a text out:
+repeats inside repeats (`(\\w+\\s?)+`; write `(\\w++\\s?)+`), or one after the other
+(`\\s*.*`, three `.*`; write `.{0,80}`).
+
 The built-in rows have the same form and lie in `unicron_hpc/detect/rows`. The first row that fits decides.
 """
 
