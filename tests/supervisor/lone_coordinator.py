@@ -18,15 +18,21 @@ from unicron_hpc.supervisor.coordinator import Coordinator
 from unicron_hpc.supervisor.messages import (
     Body,
     DataReady,
+    Envelope,
     Finish,
+    JobSnapshot,
     Join,
     Noticed,
     RankExited,
     RankSaid,
     RankStarted,
+    RankState,
+    Role,
     StartRank,
     StopRank,
     TellRank,
+    decode,
+    encode,
 )
 from unicron_hpc.supervisor.rank_messages import (
     Cut,
@@ -59,25 +65,31 @@ class LoneJob:
         nodes = tuple(f"n{number + 1}" for number in range(active + spares))
         self.sent: list[tuple[str, Body]] = []
         self.stopped: list[RankAddress] = []
+        self.ended: set[RankAddress] = set()
         self.deaf: set[str] = set()
         self.ranks: dict[Seat, RankAddress] = {}
         self.epoch = 0
         self._iteration = 0
         self._pid = 100
         words = (f"slurm.nodes={active}", f"slurm.spares={spares}", "checkpoint.resume=false", *overrides)
-        self.coordinator = Coordinator(
-            run_folder=folder,
-            node="n1",
-            settings=settings(*words, run_dir=folder.parent),
-            allocation=Allocation("17", nodes, active, 1, "n1" if on_slurm else ""),
-            snapshot=None,
-            predecessor=None,
+        self._settings = settings(*words, run_dir=folder.parent)
+        self._allocation = Allocation("17", nodes, active, 1, "n1" if on_slurm else "")
+        self.coordinator = self._coordinator("n1", None, None)
+        self.nodes = nodes
+
+    def _coordinator(self, node: str, snapshot: JobSnapshot | None, predecessor: str | None) -> Coordinator:
+        return Coordinator(
+            run_folder=self.folder,
+            node=node,
+            settings=self._settings,
+            allocation=self._allocation,
+            snapshot=snapshot,
+            predecessor=predecessor,
             post=self._post,
             forget=lambda node: None,
             learn=lambda addresses: None,
             witness=lambda absent: False,
         )
-        self.nodes = nodes
 
     async def __aenter__(self) -> LoneJob:
         self.coordinator.start(1)
@@ -93,13 +105,31 @@ class LoneJob:
     async def __aexit__(self, *error: object) -> None:
         self.coordinator.close()
 
+    def succeed(self, node: str) -> None:
+        """The coordinator's node dies; this one goes on with what its agent has been told."""
+        told = [body for to, body in self.sent if to == node and isinstance(body, JobSnapshot)]
+        over_the_wire = decode(encode(Envelope("", 1, told[-1]))).body
+        assert isinstance(over_the_wire, JobSnapshot)
+        self.coordinator.close()
+        self.coordinator = self._coordinator(node, over_the_wire, over_the_wire.coordinator)
+        self.coordinator.start(2)
+        gone = {m.node for m in over_the_wire.members if m.role is Role.LOST} | {over_the_wire.coordinator}
+        self.ended |= {rank for seat, rank in self.ranks.items() if seat.node in gone}
+        for name in (name for name in self.nodes if name not in gone):
+            here = [rank for seat, rank in self.ranks.items() if seat.node == name and rank not in self.ended]
+            states = tuple(RankState(rank, 1, self.epoch) for rank in here)
+            self.coordinator.handle(name, Join(f"tcp://{name}:1", 5, 1, self.epoch, True, states, ()))
+        self.coordinator.tick(time.monotonic())
+
     # ------------------------------------------------------------ what agents and ranks do
 
     def _post(self, node: str, body: Body) -> None:
         self.sent.append((node, body))
-        asyncio.get_running_loop().call_soon(self._react, node, body)
+        asyncio.get_running_loop().call_soon(self._react, self.coordinator, node, body)
 
-    def _react(self, node: str, body: Body) -> None:
+    def _react(self, sender: Coordinator, node: str, body: Body) -> None:
+        if sender is not self.coordinator:
+            return
         match body:
             case StartRank(rank):
                 self.ranks[rank.seat] = rank
@@ -108,6 +138,7 @@ class LoneJob:
                 self.say(rank, RankHello(self._pid))
             case StopRank(rank):
                 self.stopped.append(rank)
+                self.ended.add(rank)
             case TellRank(rank, Cut(epoch)) if node not in self.deaf:
                 self.say(rank, RankHeld(epoch, Holdings(0, Phase.IDLE, 0, (), ())))
             case TellRank(rank, RebuildOrder(rebuild)):
@@ -122,7 +153,8 @@ class LoneJob:
         """Commit the next iteration of the running epoch."""
         self._iteration += 1
         committed = Committed(self._iteration, 1.0, 0.1, 1e-3, 64, 0.1)
-        self.say(self.on("n1"), RankCommitted(self.epoch, committed))
+        somebody = next(rank for rank in self.ranks.values() if rank not in self.ended)
+        self.say(somebody, RankCommitted(self.epoch, committed))
 
     def on(self, node: str) -> RankAddress:
         """The newest process of a node."""
@@ -134,6 +166,7 @@ class LoneJob:
 
     def dies(self, node: str, status: int = -9, *, memory: str = "", words: str = "") -> RankAddress:
         rank = self.on(node)
+        self.ended.add(rank)
         exited = RankExited(rank, 1, status, words, time.time(), False, words, memory)
         self.coordinator.handle(node, exited)
         return rank

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import types
 import typing
@@ -35,6 +36,9 @@ def of(kind: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(*map(of, arguments), max_size=2)
     if issubclass(kind, enum.Enum):
         return st.sampled_from(kind)
+    if dataclasses.is_dataclass(kind):
+        kinds = typing.get_type_hints(kind)
+        return st.builds(kind, **{field.name: of(kinds[field.name]) for field in dataclasses.fields(kind)})
     return st.deferred(
         lambda: st.builds(kind, **{field.name: of(field.type) for field in msgspec.structs.fields(kind)})
     )

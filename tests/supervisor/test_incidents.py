@@ -42,6 +42,9 @@ class Desk:
         self.numbered += 1
         return self.numbered
 
+    def changed(self) -> None:
+        pass
+
     def tell(self, rank: RankAddress, order: ToRank) -> None:
         raise AssertionError("an incident gives no orders")
 

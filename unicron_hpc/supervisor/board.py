@@ -14,7 +14,7 @@ from unicron_hpc.detect.handling import Decision, Spent, exhausted
 from unicron_hpc.detect.severity import Blame, Finding, Method, Severity
 from unicron_hpc.errors import PlanError
 from unicron_hpc.planner.from_settings import task_work
-from unicron_hpc.report.journal import EVENTS, Journal, read_lines
+from unicron_hpc.report.journal import Journal
 from unicron_hpc.supervisor.allocation import Allocation
 from unicron_hpc.supervisor.commit_log import CommitLog
 from unicron_hpc.supervisor.draining import Drains
@@ -90,9 +90,7 @@ class Board:
         self._incidents = snapshot.incidents if snapshot else 0
         self._started = snapshot.started if snapshot else time.time()
         self.history = NodeHistory()
-        self._events = run_folder / EVENTS
-        self._reading: asyncio.Task[None] | None = None
-        drains = Drains(allocation, self.journal, settings.recovery, run_folder)
+        drains = Drains(allocation, self.journal, settings.recovery, run_folder, self._drain_settled)
         self._drains = drains
         self._faults = NodeFaults(settings.recovery, self.journal, drains)
         self._leaving: asyncio.Task[None] | None = None
@@ -150,19 +148,18 @@ class Board:
             if known.name in self.tasks:
                 self.tasks[known.name].adopt(known)
         self._planning.adopt(snapshot.tasks)
-        self._reading = asyncio.create_task(self._read_history(), name="history")
+        self.history.adopt(snapshot.failures)
+        self._drains.adopt(snapshot.drains)
 
-    async def _read_history(self) -> None:
-        """What the predecessors knew of the nodes; a slow file system must not keep a recovery waiting."""
-        now = time.time()
-        self.history.learn(await asyncio.to_thread(lambda: list(read_lines(self._events))), now)
+    def take_over(self) -> None:
+        """Everybody has been heard: see to what the predecessor had begun beside its recoveries."""
+        self._drains.resume()
 
     def close(self) -> None:
         """Decide nothing any more; files are closed."""
         self.over = True
-        for waiting in (self._reading, self._leaving):
-            if waiting:
-                waiting.cancel()
+        if self._leaving:
+            self._leaving.cancel()
         for task in self.tasks.values():
             task.close()
         self._drains.close()
@@ -214,9 +211,10 @@ class Board:
             )
         if self.training and not self.over:
             self._or_fail(lambda: self._planning.after_loss(lost, self.epoch))
-            self.changed()
         incidents = {node: self._incident_of(lost[node]) for node in out}
         self._faults.out(out, lost, known or {}, incidents, self.epoch)
+        if self.training and not self.over:
+            self.changed()
 
     def _incident_of(self, evidence: Evidence) -> int | None:
         numbers = (task.incident_of(evidence) for task in self.tasks.values())
@@ -316,6 +314,10 @@ class Board:
         """Training goes on without a node that was out on trial: it was the node."""
         self._drains.drain(node, evidence, self.epoch)
 
+    def _drain_settled(self) -> None:
+        if not self.over:
+            self.changed()
+
     def on_noticed(self, node: str, noticed: Noticed) -> None:
         """An agent has found something out about its node."""
         evidence = Evidence(noticed.finding, noticed.method, node, None, noticed.detail, noticed.time)
@@ -365,6 +367,8 @@ class Board:
             tasks=tuple(t.snapshot(t.name in self.data_ready) for t in self.tasks.values()),
             incidents=self._incidents,
             started=self._started,
+            failures=self.history.since(time.time() - self._recovery.fault_window),
+            drains=self._drains.owed,
         )
 
     # ------------------------------------------------------------ the end

@@ -305,6 +305,7 @@ class Coordinator:
         if self._predecessor and self._office.is_silent(self._predecessor):
             evidence = Evidence(LOST_CONNECTION, Method.NODE_HEALTH, node, None, detail, self._silent_since)
             board.lose({self._predecessor: evidence})
+        board.take_over()
         if all(task.finished for task in board.tasks.values()):
             board.finish(0, "finished")  # the predecessor died before it could say so
         if board.training and not board.over:

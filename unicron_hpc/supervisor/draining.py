@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from unicron_hpc.config import RecoverySettings
@@ -20,6 +21,7 @@ from unicron_hpc.slurm import bad_nodes, drain_reasons, drain_request, giving_ba
 from unicron_hpc.slurm.drain import DrainResult, drain
 from unicron_hpc.supervisor.allocation import Allocation
 from unicron_hpc.supervisor.incident import Evidence
+from unicron_hpc.supervisor.messages import OwedDrain
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +39,19 @@ class Drains:
         Whether to drain, with what reason, and how long to watch whether other nodes are lost, too.
     run_folder
         Where a request is left that Slurm refused; the list of bad nodes is beside it.
+    settled
+        Called when what was owed to a node is done.
     """
 
     def __init__(
-        self, allocation: Allocation, journal: Journal, recovery: RecoverySettings, run_folder: Path
+        self,
+        allocation: Allocation,
+        journal: Journal,
+        recovery: RecoverySettings,
+        run_folder: Path,
+        settled: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_settled = settled
         self._allocation = allocation
         self._journal = journal
         self._recovery = recovery
@@ -49,6 +59,27 @@ class Drains:
         self._running: set[asyncio.Task[None]] = set()
         self._silent: dict[str, float] = {}
         self._pending: dict[str, asyncio.Event] = {}
+        self._owed: dict[str, OwedDrain] = {}
+        self._begun: set[str] = set()
+
+    @property
+    def owed(self) -> tuple[OwedDrain, ...]:
+        """Nodes to be drained of which there is no answer yet: a successor has to see to them."""
+        return tuple(self._owed.values())
+
+    def adopt(self, owed: Sequence[OwedDrain]) -> None:
+        """Note what a predecessor leaves to be done; `resume` begins with it."""
+        self._owed |= {one.evidence.node: one for one in owed}
+
+    def resume(self) -> None:
+        """Do what a predecessor had not done: all of it may be asked twice.
+
+        Who was silent for it counts as silent now, together with those who went silent with it.
+        """
+        for node, owed in list(self._owed.items()):
+            if owed.evidence.finding == LOST_CONNECTION:
+                self._silent.setdefault(node, time.monotonic())
+            self.drain(node, owed.evidence, owed.epoch)
 
     def taken_out(self, node: str, evidence: Evidence, decision: Decision, epoch: int) -> None:
         """A node is out of the plan: have done in the background what goes with the decision."""
@@ -67,10 +98,20 @@ class Drains:
         if not self._allocation.on_slurm:
             pending.set()
             return
+        if node in self._begun:
+            return
+        self._begun.add(node)
+        self._owed[node] = OwedDrain(evidence.carried(), epoch)
         task = asyncio.create_task(self._drain(node, evidence, epoch))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        task.add_done_callback(lambda _: pending.set())
+        task.add_done_callback(lambda done: self._ended(node, done))
+
+    def _ended(self, node: str, done: asyncio.Task[None]) -> None:
+        self._pending[node].set()
+        if not done.cancelled():  # else our office has ended, and it is still to be done
+            del self._owed[node]
+            self._on_settled()
 
     async def settled(self, node: str, seconds: float) -> None:
         """Wait until what is to be done about a node is done, its trial included."""

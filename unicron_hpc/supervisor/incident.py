@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import time as unix_time
+
+import msgspec
 
 from unicron_hpc.detect.severity import Blame, Finding, Method, Severity
 from unicron_hpc.supervisor.rank_messages import RankAddress
@@ -11,6 +13,8 @@ from unicron_hpc.supervisor.rank_messages import RankAddress
 #: Longest span before its arrival at which a sign counts as the incident's beginning, in seconds. What is
 #: further back comes of a clock that goes wrong.
 LONGEST_DELAY = 600.0
+#: What of an incident goes on to a successor: pieces of evidence at most, and characters of each one's text.
+CARRIED, CARRIED_TEXT = 64, 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,24 @@ class Evidence:
         """Place and error in a few words."""
         return f"rank {self.rank}: {self.finding.error}" if self.rank is not None else self.finding.error
 
+    def carried(self) -> Evidence:
+        """The same with the part of its text that says most: of an exception the end."""
+        text = self.detail
+        short = text[-CARRIED_TEXT:] if self.method is Method.EXCEPTION else text[:CARRIED_TEXT]
+        return replace(self, detail=short)
+
+
+class OpenIncident(msgspec.Struct, frozen=True):
+    """What a successor must know of an incident that is not over; fields as in `Incident`."""
+
+    number: int
+    iteration: int
+    attempts: int
+    opened: float
+    evidence: tuple[Evidence, ...]
+    gone: tuple[tuple[RankAddress, int | None], ...]
+    on_trial: tuple[tuple[str, Evidence], ...]
+
 
 @dataclass(slots=True)
 class Incident:
@@ -84,6 +106,32 @@ class Incident:
     on_trial: dict[str, Evidence] = field(default_factory=dict)
     running: float | None = None
     closed: float | None = None
+
+    @classmethod
+    def adopt(cls, known: OpenIncident) -> Incident:
+        """Go on with what a predecessor knew."""
+        return cls(
+            known.number,
+            known.iteration,
+            evidence=list(known.evidence),
+            attempts=known.attempts,
+            opened=known.opened,
+            gone=dict(known.gone),
+            on_trial=dict(known.on_trial),
+        )
+
+    def carried(self) -> OpenIncident:
+        """What a successor must know. Complaints decide nothing: one, where nothing else is known."""
+        direct = [e for e in self.evidence if not e.finding.collateral]
+        return OpenIncident(
+            number=self.number,
+            iteration=self.iteration,
+            attempts=self.attempts,
+            opened=self.opened,
+            evidence=tuple(e.carried() for e in (direct or self.evidence[:1])[:CARRIED]),
+            gone=tuple(self.gone.items()),
+            on_trial=tuple((node, evidence.carried()) for node, evidence in self.on_trial.items()),
+        )
 
     def add(self, evidence: Evidence) -> bool:
         """Take a piece of evidence; False where it is known."""

@@ -181,6 +181,7 @@ class Incidents:
         )
         for node, evidence in incident.on_trial.items():
             self._hub.node_was_bad(node, evidence)
+        self._hub.changed()  # a successor must not go on with what is over
 
     def _take(self, incident: Incident, evidence: Evidence) -> None:
         if incident.add(evidence) and not evidence.finding.collateral:

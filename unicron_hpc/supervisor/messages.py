@@ -7,8 +7,9 @@ import enum
 import msgspec
 
 from unicron_hpc.detect.severity import Finding, Method
-from unicron_hpc.planner.layout import Layout
+from unicron_hpc.planner.layout import Layout, Seat
 from unicron_hpc.runtime.orders import Committed
+from unicron_hpc.supervisor.incident import Evidence, OpenIncident
 from unicron_hpc.supervisor.rank_messages import FromRank, RankAddress, ToRank
 from unicron_hpc.supervisor.watch_messages import DumpStacks, StacksDumped, Vital
 
@@ -156,7 +157,7 @@ class DataReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class TaskSnapshot(msgspec.Struct, frozen=True):
-    """What a successor must know of one task."""
+    """What a successor must know of one task: also how far the budgets of its open incident are used up."""
 
     name: str
     epoch: int
@@ -165,10 +166,29 @@ class TaskSnapshot(msgspec.Struct, frozen=True):
     finished: bool
     data_ready: bool
     nodes: tuple[str, ...] = ()
+    incident: OpenIncident | None = None
+    restarts: tuple[tuple[Seat, int], ...] = ()
+
+
+class OwedDrain(msgspec.Struct, frozen=True):
+    """A node that is to be drained for what is known of it, and of which there is no answer yet."""
+
+    evidence: Evidence
+    epoch: int
 
 
 class JobSnapshot(msgspec.Struct, frozen=True, tag=True):
-    """The coordinator's decisions, sent whenever they change; any agent can go on from it."""
+    """The coordinator's decisions, sent whenever they change; any agent can go on from it.
+
+    Attributes
+    ----------
+    incidents, started
+        How many the run has had, and the unix time of its beginning.
+    failures
+        When incidents ended in which this node's processes failed and no other's.
+    drains
+        What is still to be done about nodes that are out.
+    """
 
     coordinator: str
     epoch: int
@@ -176,6 +196,8 @@ class JobSnapshot(msgspec.Struct, frozen=True, tag=True):
     tasks: tuple[TaskSnapshot, ...]
     incidents: int
     started: float
+    failures: dict[str, tuple[float, ...]] = {}
+    drains: tuple[OwedDrain, ...] = ()
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):

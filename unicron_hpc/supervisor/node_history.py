@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 
 class NodeHistory:
@@ -16,12 +15,10 @@ class NodeHistory:
     def __init__(self) -> None:
         self._times: defaultdict[str, list[float]] = defaultdict(list)
 
-    def learn(self, events: Iterable[Mapping[str, Any]], until: float) -> None:
-        """Take over what predecessors had seen until a unix time, as they told the journal."""
-        for event in events:
-            node = event.get("failed_node")
-            if event.get("type") == "incident_closed" and node and float(event["time"]) <= until:
-                self.add(str(node), float(event["time"]))
+    def adopt(self, failures: Mapping[str, Sequence[float]]) -> None:
+        """Take over what a predecessor had seen."""
+        for node, times in failures.items():
+            self._times[node] = list(times)
 
     def add(self, node: str, when: float) -> None:
         """An incident ended in which processes of this node failed, and of no other."""
@@ -30,3 +27,8 @@ class NodeHistory:
     def count(self, node: str, since: float) -> int:
         """How many there were since a unix time."""
         return sum(when >= since for when in self._times.get(node, ()))
+
+    def since(self, when: float) -> dict[str, tuple[float, ...]]:
+        """The unix times of all that count after `when`."""
+        recent = {node: tuple(t for t in times if t >= when) for node, times in self._times.items()}
+        return {node: times for node, times in recent.items() if times}

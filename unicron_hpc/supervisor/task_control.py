@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from unicron_hpc.config import RecoverySettings, TaskSettings
@@ -17,7 +18,7 @@ from unicron_hpc.runtime.orders import Committed
 from unicron_hpc.supervisor.checkpoints import Checkpoints
 from unicron_hpc.supervisor.faults import Faults
 from unicron_hpc.supervisor.hub import Hub
-from unicron_hpc.supervisor.incident import Evidence
+from unicron_hpc.supervisor.incident import Evidence, Incident
 from unicron_hpc.supervisor.incidents import Incidents
 from unicron_hpc.supervisor.keystore import KeyStore
 from unicron_hpc.supervisor.messages import Noticed, RankExited, RankSaid, RankStarted, TaskSnapshot
@@ -121,7 +122,17 @@ class TaskControl:
         state = self._state
         last = self._hub.commits.last(self.name)
         nodes = tuple(node.name for node in state.nodes)
-        return TaskSnapshot(self.name, state.epoch, state.layout, last, state.finished, data_ready, nodes)
+        return TaskSnapshot(
+            self.name,
+            state.epoch,
+            state.layout,
+            last,
+            state.finished,
+            data_ready,
+            nodes,
+            state.incident.carried() if state.incident else None,
+            tuple(state.restarts.items()),
+        )
 
     @property
     def measured(self) -> Sequence[Measured]:
@@ -201,6 +212,8 @@ class TaskControl:
         state = self._state
         state.epoch, state.layout, state.finished = snapshot.epoch, snapshot.layout, snapshot.finished
         state.running_epoch = snapshot.epoch
+        state.incident = Incident.adopt(snapshot.incident) if snapshot.incident else None
+        state.restarts = Counter(dict(snapshot.restarts))
         state.planned = frozenset(snapshot.nodes)
         state.store = KeyStore(state.epoch, self._hub.tell)
         if state.layout is not None:

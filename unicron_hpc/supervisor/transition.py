@@ -110,6 +110,7 @@ class Transition:
         journal.write("transition_started", self.epoch, task=state.name, incident=number)
         for process in state.seats:
             self._hub.tell(process.address, Cut(self.epoch))
+        self._hub.changed()  # a successor shall know the incident, and what has been tried
         await self._gather()
         clock.lap("gather")
         resume = self._resume = self._told()
