@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from testcluster.api import Cluster
 
-from .job import ENVIRONMENT, ROOT, SUBMIT, Job, as_new_afterwards, attempt, write_settings
+from .job import ENVIRONMENT, ROOT, SUBMIT, Job, as_new_afterwards, attempt, submit, write_settings
 from .run import Event
 from .test_slurm_room import sleeping, state_of
 from .waiting import until
@@ -140,6 +140,44 @@ class TestTheIncident:
         (fault,) = story.job.events("fault_detected", node=LOST, method="node health monitoring")
         assert fault["detection_seconds"] > 1.0
         assert closed["seconds"] > fault["detection_seconds"]
+
+
+def found_bad(job: Job, node: str, kind: str) -> None:
+    """Have the list beside the run folders say that a job found a node bad a moment ago."""
+    code = (
+        "import sys, time; from pathlib import Path; from unicron_hpc.slurm.bad_nodes import BadNode, add;"
+        "add(Path(sys.argv[1]), BadNode(sys.argv[2], time.time(), sys.argv[3], '1'))"
+    )
+    argv = [sys.executable, "-c", code, str(job.folder.parent), node, kind]
+    job.cluster.exec(argv, env=ENVIRONMENT)
+
+
+class TestARequeuedJob:
+    def test_does_not_get_its_bad_node_again(self, embedded: Cluster) -> None:
+        job = submit(embedded, "requeued", slurm={"nodes": 2, "requeue": True})
+        job.wait_iteration(2)
+        before = job.record().nodes
+        bad = before[-1]
+        found_bad(job, bad, "ECC error")
+        embedded.exec(["scontrol", "requeue", job.job_id])
+        until(lambda: job.record().state.name, lambda name: name == "PENDING")
+        assert f" ExcNodeList={bad} " in shown(embedded, "job", job.job_id)
+        (told,) = job.events("job_requeued")
+        assert f"{bad} (ECC error, job 1)" in told["notes"][0]
+        embedded.exec(["scontrol", "update", f"JobId={job.job_id}", "StartTime=now"])
+        started = until(lambda: job.events("job_started"), lambda events: len(events) == 2)[-1]
+        assert bad not in started["nodes"]
+
+    def test_uses_a_bad_node_that_it_was_given_as_its_last_spare(self, embedded: Cluster) -> None:
+        earlier = Job(embedded, "1", embedded.shared_dir / "runs" / "earlier-1")
+        embedded.exec(["mkdir", "-p", str(earlier.folder.parent)])
+        found_bad(earlier, "n1", "ECC error")
+        # Who names nodes gets them, also when they are bad.
+        job = submit(embedded, "given", slurm={"nodes": 2, "spares": 1, "nodelist": "n[1-3]"})
+        job.wait_iteration(2)
+        assert job.events("job_started")[0]["nodes"] == ["n2", "n3", "n1"]
+        assert {rank["node"] for rank in job.ranks()} == {"n2", "n3"}
+        assert job.events("bad_nodes_last")[0]["nodes"] == {"n1": "ECC error, job 1"}
 
 
 class TestTheHelperRefuses:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.slurm.settings_for_tests import settings
 from unicron_hpc.errors import SlurmError
-from unicron_hpc.slurm import bad_nodes, drain_request, giving_back, job_end, queries, submit
+from unicron_hpc.slurm import avoiding, bad_nodes, commands, drain_request, giving_back, job_end, queries
 from unicron_hpc.slurm.bad_nodes import BadNode
 from unicron_hpc.slurm.commands import Completed
 from unicron_hpc.slurm.node_records import NodeRecord, parse_node_records
@@ -21,6 +21,7 @@ from unicron_hpc.slurm.states import parse_job_state, parse_node_state
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 DAY = 86400.0
+TAKEN = Completed((), "", "", 0)
 
 
 def node(name: str, state: str = "IDLE", **more: float) -> NodeRecord:
@@ -129,7 +130,7 @@ class TestASubmission:
 
         monkeypatch.setattr(queries, "node_records", records)
         monkeypatch.setattr("time.time", lambda: 4e9 + 10)
-        option, notes = submit.exclusion(settings(*overrides, run_dir=folder), {"main": room}, "main", {})
+        option, notes = avoiding.exclusion(settings(*overrides, run_dir=folder), {"main": room}, "main", {})
         return option, "\n".join(notes)
 
     def test_leaves_bad_nodes_out_and_says_why(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +167,78 @@ class TestASubmission:
 
     def test_is_as_ever_where_no_node_is_bad(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert self.exclusion(tmp_path, monkeypatch, bad=()) == ((), "")
+
+
+class TestARequeue:
+    def command(self, answer: Completed, asked: list[Sequence[str]], record: str) -> Callable[..., Completed]:
+        def command(argv: Sequence[str], **_: object) -> Completed:
+            asked.append(argv)
+            if argv[:2] == ["scontrol", "update"]:
+                return answer
+            told = {"job": record, "node": "NodeName=n3 State=IDLE\nNodeName=n4 State=IDLE\n"}
+            words = told[argv[2]] if argv[0] == "scontrol" else "main|20\n"
+            return Completed(tuple(argv), words, "", 0)
+
+        return command
+
+    def run(
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        state: str = "COMPLETING",
+        excluded: str = "(null)",
+        bad: Sequence[BadNode] = (lost("n3", 4e9),),
+        answer: Completed = TAKEN,
+    ) -> tuple[str, list[str]]:
+        for entry in bad:
+            bad_nodes.add(folder, entry)
+        asked: list[Sequence[str]] = []
+        record = f"JobId=12 JobState={state} Restarts=1 ExcNodeList={excluded} NumNodes=3\n"
+        monkeypatch.setattr(commands, "run", self.command(answer, asked, record))
+        monkeypatch.setattr("time.time", lambda: 4e9 + 10)
+        said = "\n".join(avoiding.after_requeue(settings(run_dir=folder), "12"))
+        return said, [argv[-1] for argv in asked if argv[:2] == ["scontrol", "update"]]
+
+    def test_leaves_bad_nodes_out_of_the_next_attempt(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        said, updates = self.run(tmp_path, monkeypatch)
+        assert updates == ["ExcNodeList=n3"]
+        assert "n3 (lost connection, job 12)" in said
+
+    def test_keeps_what_others_exclude_and_judges_anew_what_was_bad_before(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        repaired = lost("n4", 4e9, drained=True)
+        _, updates = self.run(tmp_path, monkeypatch, excluded="n[4,9]", bad=[lost("n3", 4e9), repaired])
+        assert updates == ["ExcNodeList=n[3,9]"]
+
+    def test_is_not_expected_of_a_job_that_ends_by_itself(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert self.run(tmp_path, monkeypatch, state="RUNNING") == ("", [])
+
+    def test_is_no_requeue_where_slurm_refuses(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        refusal = Completed((), "", "Job has already finished for job 12", 1)
+        assert self.run(tmp_path, monkeypatch, answer=refusal)[0] == ""
+
+    def test_asks_nothing_where_no_node_is_bad(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def never(argv: Sequence[str], **_: object) -> Completed:
+            raise AssertionError(argv)
+
+        monkeypatch.setattr(commands, "run", never)
+        assert avoiding.after_requeue(settings(run_dir=tmp_path), "12") == ()
+
+    def test_is_given_up_when_slurm_does_not_answer(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def silent(argv: Sequence[str], **_: object) -> Completed:
+            raise SlurmError("no answer")
+
+        bad_nodes.add(tmp_path, lost("n3", 4e9))
+        monkeypatch.setattr(commands, "run", silent)
+        assert avoiding.after_requeue(settings(run_dir=tmp_path), "12") == ()
 
 
 class TestARequest:

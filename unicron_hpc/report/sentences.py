@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from unicron_hpc.report.journal import NOT_AS_EXPECTED
+
 Event = Mapping[str, Any]
 
 #: What each severity has done about it.
@@ -35,7 +37,7 @@ def sentence(event: Event) -> str:
     tell = _SENTENCES.get(event["type"])
     try:
         return tell(event) if tell else _fields(event)
-    except (KeyError, TypeError, ValueError):
+    except NOT_AS_EXPECTED:
         return _fields(event)  # of another version, or damaged: shown as it is
 
 
@@ -188,6 +190,12 @@ def _node_checked(event: Event) -> str:
     return f"self-test of {nodes} in {seconds(event['seconds'])}: {found or 'nobody stands out'}"
 
 
+def _bad_nodes_last(event: Event) -> str:
+    known = names(f"{node} ({why})" for node, why in event["nodes"].items())
+    last = f"found bad before, and used only when no other node is left: {known}"
+    return f"{last}; {names(event['active'])} must train from the start" if event["active"] else last
+
+
 def _agent_lost(event: Event) -> str:
     return f"{event['node']} is out of the job: {event['reason']}"
 
@@ -196,6 +204,7 @@ _SENTENCES: Mapping[str, Callable[[Event], str]] = {
     "action_chosen": _action,
     "agent_joined": lambda e: f"the agent of {e['node']} is up ({e['role']})",
     "agent_lost": _agent_lost,
+    "bad_nodes_last": _bad_nodes_last,
     "checkpoint_failed": lambda e: f"the checkpoint of iteration {e['iteration']} could not be written",
     "checkpoint_saved": lambda e: f"checkpoint of iteration {e['iteration']} saved, {size(e['bytes'])}",
     "checkpoint_skipped": lambda e: f"checkpoint {e['path']} is passed over: {e['reason']}",
@@ -206,6 +215,7 @@ _SENTENCES: Mapping[str, Callable[[Event], str]] = {
     "fault_detected": _fault,
     "incident_closed": _closed,
     "job_finished": _finished,
+    "job_requeued": lambda e: f"Slurm has put the job back into its queue; {'; '.join(e['notes'])}",
     "job_started": _job_started,
     "node_given_back": _given_back,
     "node_checked": _node_checked,

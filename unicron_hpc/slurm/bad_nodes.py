@@ -37,6 +37,11 @@ class BadNode(msgspec.Struct, frozen=True):
     job_id: str
     drained: bool = False
 
+    @property
+    def why(self) -> str:
+        """What was wrong with it and who met that: `lost connection, job 12`."""
+        return f"{self.kind}, job {self.job_id}"
+
 
 def read(folder: Path) -> tuple[BadNode, ...]:
     """The list; empty where there is none or it cannot be read: it is advice, not a condition."""

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from unicron_hpc.config import Settings, dump_resolved
 from unicron_hpc.errors import ConfigError, SlurmError
-from unicron_hpc.slurm import bad_nodes, commands, hostlists, parsing, queries, run_folder, script
+from unicron_hpc.slurm import commands, parsing, queries, run_folder, script
+from unicron_hpc.slurm.avoiding import exclusion
 from unicron_hpc.slurm.commands import Completed
 from unicron_hpc.slurm.environment import scrubbed
 
@@ -133,51 +134,6 @@ def submit(
     said = tuple(line for line in done.stderr.splitlines() if line.strip())
     folder = run_folder.claim_run_folder(staged, job_id)
     return Submitted(job_id, folder, script.output_file(request.settings, job_id), (*warnings, *notes, *said))
-
-
-def exclusion(
-    settings: Settings, sizes: Mapping[str, int], default: str, env: Mapping[str, str]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """How the nodes that earlier jobs found bad are left out.
-
-    Parameters
-    ----------
-    sizes, default
-        Nodes of each partition, and the partition of jobs that name none.
-    env
-        Slurm's commands run in it.
-
-    Returns
-    -------
-    tuple
-        sbatch's option, if there is any such node, and what the user should know.
-    """
-    slurm = settings.slurm
-    known = [entry for entry in bad_nodes.read(settings.run_dir) if settings.recovery.exclude_for]
-    if not known:
-        return (), ()
-    try:
-        records = queries.node_records([entry.node for entry in known], env=env)
-    except SlurmError:
-        records = None
-    bad = bad_nodes.still_bad(known, records, time.time(), settings.recovery.exclude_for)
-    excluded = hostlists.expand(slurm.exclude) if slurm.exclude else ()
-    names = (slurm.partition or default).split(",")
-    room = max((sizes[name] for name in names if name in sizes), default=slurm.total_nodes + len(bad))
-    wanted = hostlists.expand(slurm.nodelist) if slurm.nodelist else ()
-    out, used = bad_nodes.to_leave_out(bad, wanted, room - slurm.total_nodes - len(excluded))
-    why = {entry.node: f"{entry.kind}, job {entry.job_id}" for entry in bad}
-    where = f"see {settings.run_dir / bad_nodes.FILE}"
-    notes = [
-        f"{text}: {', '.join(f'{node} ({why[node]})' for node in nodes)}; {where}"
-        for text, nodes in (
-            ("bad nodes are left out", out),
-            ("bad nodes may be used, since the job would not fit without them or names them", used),
-        )
-        if nodes
-    ]
-    option = (f"--exclude={hostlists.fold([*excluded, *out])}",) if out else ()
-    return option, tuple(notes)
 
 
 def check_size(settings: Settings, sizes: Mapping[str, int], default: str) -> None:

@@ -23,6 +23,7 @@ from unicron_hpc.slurm.run_folder import claim_run_folder
 from unicron_hpc.slurm.signals import stopping
 from unicron_hpc.supervisor.allocation import Allocation, write_allocation
 from unicron_hpc.supervisor.keys import make_keys
+from unicron_hpc.supervisor.last_resort import bad_nodes_last, leave_out_after_requeue
 from unicron_hpc.supervisor.outcome import Outcome, read_outcome
 
 #: How long agents may take to leave after the outcome is known, before the job ends around them, in seconds.
@@ -158,7 +159,7 @@ def main() -> None:
         run_folder = claim_run_folder(Path(sys.argv[1]), os.environ["SLURM_JOB_ID"])
         settings = load_resolved(run_folder / "train.yaml")
         (run_folder / "logs").mkdir(mode=0o700, exist_ok=True)
-        allocation = allocation_of(os.environ, settings)
+        allocation = bad_nodes_last(allocation_of(os.environ, settings), settings, run_folder)
         make_keys(run_folder)
         write_allocation(run_folder, allocation)
         print(f"unicron: job {allocation.shown_id}, run folder {run_folder}", flush=True)
@@ -170,6 +171,8 @@ def main() -> None:
         )
     except UnicronError as error:
         sys.exit(f"unicron: FAILED: {error}")
+    if outcome.exit_code:
+        leave_out_after_requeue(allocation, settings, run_folder)
     words = f"unicron: {outcome.state}" + (f": {outcome.cause}" if outcome.cause else "")
     print(words, file=sys.stderr if outcome.exit_code else sys.stdout, flush=True)
     sys.exit(outcome.exit_code)
