@@ -12,7 +12,7 @@ import click
 
 from unicron_hpc.cli.explain_output import finding_as_data, show_story, show_verdict
 from unicron_hpc.cli.failing import ends_with_errors
-from unicron_hpc.cli.log_files import LogError, lines, open_log
+from unicron_hpc.cli.log_files import LogError, doubt, lines, open_log
 from unicron_hpc.detect.attribution import judge
 from unicron_hpc.detect.log_places import place_in_name
 from unicron_hpc.detect.log_scan import LogFinding, LogScan
@@ -29,7 +29,8 @@ or a node's kernel. `-` is standard input.
 For every error: the line, what it is, how severe (SEV1 the node, SEV2 the process, SEV3 try again,
 PROGRAM the program itself, INFO nothing failed), where the blame lies, and what to do. Of several ranks'
 logs the first cause is told apart from its consequences; times, ranks and hosts are read from the lines and
-from the files' names. Files may be packed (gzip, bzip2, xz) and of any size.
+from the files' names. Files may be packed (gzip, bzip2, xz) and of any size;
+zstd, lz4, zip and UTF-16 are not read.
 
 \b
 Examples:
@@ -47,6 +48,11 @@ A sequence is a JSON list of reports, e.g.
    {"t": 601.0, "rank": 0, "event": "exit", "signal": 15}]
 with `exc` (an exception's text), `code`, `signal`, `xid`, `node`, `arrival` (when it was heard) and `seq`
 where known; or {"reports": [...], "groups": [[0, 1], [2, 3]], "nodes": {"0": "n1"}}.
+
+\b
+The verdict names the suspects (of several nodes lost at once all their ranks), the victims that waited for
+them or lost them, and all that failed in consequence. With --json: `suspect`, `victims` and `collateral` are
+lists of ranks, `suspect_nodes` has all nodes to blame, `suspect_node` the first of them or null.
 
 \b
 Exit code: 0, also when errors were found; 1 when a log cannot be read; 2 for a wrong option or rule.
@@ -109,9 +115,13 @@ def scan(name: str, table: Table) -> list[LogFinding]:
     year = dt.datetime.fromtimestamp(written, dt.UTC).year
     # Its clock may be of another zone.
     scanner = LogScan(shown, place_in_name(name), year, written + 86400.0, table)
+    first = b""
     with open_log(name) as file:
         for number, raw in lines(file):
+            first = first or raw
             scanner.feed(raw, number)
+    if words := doubt(first):
+        click.echo(f"{shown}: {words}", err=True)
     found = scanner.finish()
     if scanner.left_out:
         click.echo(f"{shown}: {scanner.left_out} more findings were left out", err=True)

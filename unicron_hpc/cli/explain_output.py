@@ -77,7 +77,7 @@ def show_verdict(verdict: Verdict) -> str:
     """A verdict for people."""
     rows = [
         ("suspect", _ranks(verdict.suspects) or "nobody"),
-        ("node", verdict.suspect_node),
+        ("node" if len(verdict.suspect_nodes) == 1 else "nodes", ", ".join(verdict.suspect_nodes)),
         ("victims", _ranks(verdict.victims)),
         ("collateral", _ranks(verdict.collateral)),
         ("cause", verdict.finding.error if verdict.finding else ""),

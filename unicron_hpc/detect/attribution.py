@@ -8,27 +8,39 @@ The rules, strongest first:
 2. Of equals the earliest is the cause; if the same rank's node reports an error of its own, that is. Others
    are suspects of their own only if the first cannot have caused them: a node's own error always, a death by
    a signal or a silence at about the same time. A rank that complained before it died is a victim.
-3. Ranks that only complain accuse those who do not: the one whose collective's number lags, else whoever
-   shares a group with the complaining ranks and says nothing.
-4. A rank in a section that it announced (a checkpoint, a compilation) may be silent.
+3. Ranks that only complain accuse those who do not (`detect/accusing.py`): the one whose collective's number
+   lags, who was slow, who ended by itself before, else whoever shares a group with them and says nothing.
+4. A rank in a section that it announced (a checkpoint, a compilation) may be silent. Kills of several ranks
+   well after another ended without a word are the launcher's.
 5. A kill for want of memory near a SIGKILL on the same node is the cause of that death.
 6. Several ranks that had to be restarted on one node accuse the node.
-7. Three nodes or more that are lost at about the same time were lost to the network: none is drained.
+7. Three nodes or more that are lost at about the same time were lost to the network: none is drained. All
+   ranks silent at once are nobody's fault.
+8. The ranks of a lost node are suspects with it, whatever they say.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from unicron_hpc.detect.accusing import FINISHED, accused
 from unicron_hpc.detect.exceptions import UNKNOWN_EXCEPTION
 from unicron_hpc.detect.exits import HOST_MEMORY
 from unicron_hpc.detect.reports import Action, Report, Sign, Structure, Verdict
-from unicron_hpc.detect.severity import LOST_CONNECTION, NOT_ANSWERING, WANTED_END, Blame, Finding, Severity
+from unicron_hpc.detect.severity import (
+    LOST_CONNECTION,
+    NOT_ANSWERING,
+    TASK_HANG,
+    WANTED_END,
+    Blame,
+    Finding,
+    Severity,
+)
 
 #: Seconds within which two deaths or silences count as simultaneous.
 TOGETHER = 0.25
@@ -41,7 +53,10 @@ MEMORY_WINDOW = 10.0
 LOST_NODES, LOST_WITHIN = 3, 2.0
 
 REPEATED = Finding("ranks keep failing on this node", Severity.SEV1, Blame.NODE)
-LAGGING = Finding("rank lags behind in a collective", Severity.SEV2)
+#: Deaths that a kill for want of memory explains.
+_KILLS = ("killed (SIGKILL)", "data loader worker killed")
+#: As many ranks that are silent at once, and all that there are, hang together.
+_ALL = 3
 
 
 def judge(reports: Sequence[Report], structure: Structure | None = None) -> Verdict:
@@ -61,8 +76,9 @@ def _order(report: Report) -> tuple[object, ...]:
     finding = report.finding
     return (
         report.time, report.sign.value, -1 if report.rank is None else report.rank, report.node,
-        "" if finding is None else finding.error, report.vague, report.detail,
-        report.sequence or 0, report.group, report.arrival or 0.0,
+        () if finding is None else (finding.error, finding.severity, finding.blame, finding.collateral),
+        report.vague, report.detail, -1 if report.sequence is None else report.sequence, report.group,
+        -math.inf if report.arrival is None else report.arrival,
     )  # fmt: skip
 
 
@@ -80,12 +96,14 @@ class _Court:
 
     def __init__(self, reports: list[Report], structure: Structure) -> None:
         self.structure = structure
-        self.reports = _with_memory_kills(reports, structure)
+        self.nodes = {**structure.nodes, **{r.rank: r.node for r in reports if r.rank is not None and r.node}}
+        self.reports = _with_memory_kills(reports, self.nodes)
         self.start = min((report.time for report in reports), default=0.0)
         self.wanted = min((r.time for r in reports if r.finding == WANTED_END), default=math.inf)
         # When each rank first complained, and first was silent without having said so; reversed, so that the
         # earliest stays.
         self.complained = {r.rank: r.time for r in reversed(self.reports) if _complains(r)}
+        self.killed = {r.rank for r in self.reports if _is_kill(r)}
         self.silent = {
             r.rank: r.time for r in reversed(self.reports) if r.sign is Sign.SILENT and not self._excused(r)
         }
@@ -94,24 +112,39 @@ class _Court:
         strengths = [(self._strength(report), report) for report in self.reports]
         told = [(strength, report) for strength, report in strengths if strength is not None]
         if repeated := self._repeated_node():
-            return self._against_node(repeated)
+            return self._against_node(repeated, told)
         if not told:
             return Verdict(evidence=tuple(map(self._sentence, self.reports)))
         strength, first = min(told, key=lambda pair: _weight(*pair))
         complaints = [report for weight, report in told if weight is _Strength.COLLATERAL]
         if strength is _Strength.COLLATERAL:
-            accused, finding, why = self._accused(complaints)
-            if accused:
-                return self._compose(accused, finding, None, [why], told)
-            return self._compose((), first.finding or UNKNOWN_EXCEPTION, first, [], told)
+            return self._without_cause(first, complaints, told)
         first = self._error_of_its_node(first, told)
         causes = [first, *self._independent(first, strength, told)]
         suspects = {r.rank for r in causes if r.rank is not None}
-        lost = {r.node for r in causes if r.rank is None and r.node}
-        suspects |= {rank for rank, node in self.structure.nodes.items() if node in lost}
+        lost = {r.node for r in causes if r.node and (r.rank is None or r.finding == LOST_CONNECTION)}
+        suspects |= {rank for rank, node in self.nodes.items() if node in lost}
+        everybody = self.structure.nodes.keys()
+        if strength is _Strength.SILENCE and len(everybody) >= _ALL and suspects >= everybody:
+            return self._compose((), TASK_HANG, first, ["all ranks are silent at once"], told)
         evidence = [self._sentence(report) for report in causes]
         unknown = NOT_ANSWERING if first.sign is Sign.SILENT else UNKNOWN_EXCEPTION
-        return self._compose(tuple(sorted(suspects)), first.finding or unknown, first, evidence, told)
+        return self._compose(tuple(sorted(suspects)), first.finding or unknown, first, evidence, told, causes)
+
+    def _without_cause(
+        self, first: Report, complaints: list[Report], told: list[tuple[_Strength, Report]]
+    ) -> Verdict:
+        """Who is guilty when all that is said is that others are gone or keep it waiting, or an end."""
+        found = accused(self.reports, complaints, self.structure.groups, TOGETHER)
+        if found.ranks:
+            return self._compose(found.ranks, found.finding, found.cause, [found.why], told)
+        if all(report.sign is Sign.ENDED for report in complaints):
+            if all(report.finding == FINISHED for report in complaints):
+                return Verdict(evidence=tuple(map(self._sentence, self.reports)))
+            ended = {report.rank for report in complaints}
+            if len(ended) > 1:
+                return self._compose((), WANTED_END, first, [], told)
+        return self._compose((), first.finding or UNKNOWN_EXCEPTION, first, [], told)
 
     # ------------------------------------------------------------ how much a report says
 
@@ -124,9 +157,10 @@ class _Court:
             case Sign.ENDED:
                 return _Strength.COLLATERAL
             case Sign.SILENT:
-                if _of_node(report):
-                    return _Strength.NAMES_CAUSE  # a lost node is more than a rank that makes no progress
-                return None if self._excused(report) else _Strength.SILENCE
+                if self._excused(report):
+                    return None
+                # A lost node is more than a rank that makes no progress.
+                return _Strength.NAMES_CAUSE if _of_node(report) else _Strength.SILENCE
         if finding is not None and finding.collateral:
             return _Strength.COLLATERAL
         if finding is not None and finding.severity is Severity.INFO:
@@ -136,7 +170,7 @@ class _Court:
         ends = report.sign is Sign.DEATH or (vague and finding != UNKNOWN_EXCEPTION)
         if ends and (self._complained_before(report) or self.wanted <= report.time):
             return _Strength.COLLATERAL
-        if report.sign is Sign.DEATH and self._in_aftermath(report):
+        if report.sign is Sign.DEATH and (self._in_aftermath(report) or self._by_launcher(report)):
             return _Strength.VAGUE
         return _Strength.VAGUE if vague else _Strength.NAMES_CAUSE
 
@@ -152,11 +186,25 @@ class _Court:
             for rank, since in since_by_rank.items()
         )
 
+    def _by_launcher(self, death: Report) -> bool:
+        """Whether it is one of several kills that came well after another rank had ended without a word."""
+        if not _is_kill(death) or len(self.killed) < 2:
+            return False
+        return any(
+            r.sign is Sign.FAULT
+            and r.vague
+            and r.rank is not None
+            and r.rank not in self.killed
+            and death.time - r.time > TOGETHER
+            and not self._complained_before(r)
+            for r in self.reports
+        )
+
     def _excused(self, silence: Report) -> bool:
         """Whether the rank had said that it would be busy, and had not said that it is done."""
         busy = False
         for report in self.reports:
-            if report.rank == silence.rank and report.time <= silence.time:
+            if self._place(report) == self._place(silence) and report.time <= silence.time:
                 if report.sign is Sign.SECTION:
                     busy = True
                 elif report.sign is Sign.SECTION_OVER:
@@ -195,41 +243,12 @@ class _Court:
             if together or _of_node(other):
                 yield other
 
-    # ------------------------------------------------------------ nobody but victims
-
-    def _accused(self, complaints: list[Report]) -> tuple[tuple[int, ...], Finding, str]:
-        """Whom the complaining ranks wait for."""
-        lagging = _lagging(complaints)
-        if lagging:
-            numbers = ", ".join(map(str, lagging))
-            return lagging, LAGGING, f"rank {numbers}: its collective's number lags behind the others'"
-        waiting = {r.rank for r in complaints if r.rank is not None and r.sign is not Sign.ENDED}
-        heard = {r.rank for r in self.reports if r.rank is not None}
-        votes: Counter[int] = Counter()
-        for group in self.structure.groups:
-            complaining = waiting.intersection(group)
-            if complaining:
-                votes.update({rank: len(complaining) for rank in group if rank not in heard})
-        if not votes:
-            return (), NOT_ANSWERING, ""
-        most = max(votes.values())
-        accused = tuple(sorted(rank for rank, count in votes.items() if count == most))
-        # Most of a group silent is no accusation of anybody: the network may be cut between the halves.
-        if len(accused) > len(waiting):
-            return (), NOT_ANSWERING, ""
-        numbers = ", ".join(map(str, accused))
-        return (
-            accused,
-            NOT_ANSWERING,
-            f"rank {numbers}: said nothing while {most} of its groups' ranks complain",
-        )
-
     # ------------------------------------------------------------ nodes
 
     def _node_of(self, report: Report) -> str:
         if report.node or report.rank is None:
             return report.node
-        return self.structure.nodes.get(report.rank, "")
+        return self.nodes.get(report.rank, "")
 
     def _place(self, report: Report) -> tuple[int | None, str]:
         return report.rank, self._node_of(report)
@@ -249,11 +268,10 @@ class _Court:
         # The same on several nodes is no node's fault.
         return guilty[0] if len(guilty) == 1 else ""
 
-    def _against_node(self, node: str) -> Verdict:
+    def _against_node(self, node: str, told: list[tuple[_Strength, Report]]) -> Verdict:
         there = [r for r in self.reports if r.sign is Sign.RESTART and self._node_of(r) == node]
         ranks = tuple(sorted({r.rank for r in there if r.rank is not None}))
-        evidence = tuple(self._sentence(r) for r in there)
-        return Verdict(ranks, (), (), node, REPEATED, True, Action.NODE_OUT, there[-1], evidence)
+        return self._compose(ranks, REPEATED, there[-1], [self._sentence(r) for r in there], told)
 
     # ------------------------------------------------------------ the verdict
 
@@ -264,14 +282,16 @@ class _Court:
         cause: Report | None,
         evidence: list[str],
         told: list[tuple[_Strength, Report]],
+        causes: Sequence[Report] = (),
     ) -> Verdict:
         others = [r for _, r in told if r.rank is not None and r.rank not in suspects]
         victims = {r.rank for r in others if r.finding and r.finding.collateral and r.sign is not Sign.ENDED}
         collateral = {r.rank for r in others}
-        node = ""
+        nodes: list[str] = []
         if finding.blame is Blame.NODE:
-            node = self._node_of(cause) if cause else ""
-            node = node or next((n for n in map(self.structure.nodes.get, suspects) if n), "")
+            nodes = [self._node_of(cause)] if cause else []
+            nodes = nodes if any(nodes) else [n for n in map(self.nodes.get, suspects) if n][:1]
+        nodes += [self._node_of(r) for r in causes if r.finding and r.finding.blame is Blame.NODE]
         more = [self._sentence(r) for r in self.reports]
         lost = 0 if cause is None or finding != LOST_CONNECTION else self._lost_with(cause)
         if lost >= LOST_NODES:
@@ -280,7 +300,7 @@ class _Court:
             suspects,
             tuple(sorted(rank for rank in victims if rank is not None)),
             tuple(sorted(rank for rank in collateral if rank is not None)),
-            node,
+            tuple(dict.fromkeys(filter(None, nodes))),
             finding,
             finding.severity is Severity.SEV1 and finding.blame is Blame.NODE and lost < LOST_NODES,
             _action(finding),
@@ -319,7 +339,7 @@ def _of_node(report: Report) -> bool:
 
 def _sudden(report: Report) -> bool:
     """Whether what it tells comes without a word of its own, so that it has no cause that it could name."""
-    return report.sign in (Sign.DEATH, Sign.SILENT) or _of_node(report)
+    return report.sign in (Sign.DEATH, Sign.SILENT) or report.finding == HOST_MEMORY or _of_node(report)
 
 
 def _complains(report: Report) -> bool:
@@ -333,34 +353,21 @@ def _weight(strength: _Strength, report: Report) -> tuple[object, ...]:
     return (strength, report.time, _order(report))
 
 
-def _lagging(complaints: list[Report]) -> tuple[int, ...]:
-    """Ranks whose last collective is older than that of others in the same group."""
-    groups: dict[str, dict[int, int]] = defaultdict(dict)
-    for report in complaints:
-        if report.sequence is not None and report.rank is not None:
-            known = groups[report.group].get(report.rank)
-            groups[report.group][report.rank] = min(report.sequence, known or report.sequence)
-    found: set[int] = set()
-    for numbers in groups.values():
-        last = max(numbers.values())
-        behind = {rank for rank, number in numbers.items() if number < last}
-        # Only a minority can lag behind; otherwise the others have run ahead of what they wait for.
-        if len(behind) * 2 <= len(numbers):
-            found |= behind
-    return tuple(sorted(found))
-
-
-def _with_memory_kills(reports: list[Report], structure: Structure) -> list[Report]:
+def _with_memory_kills(reports: list[Report], nodes: Mapping[int, str]) -> list[Report]:
     """The reports, with deaths by SIGKILL explained by kills for want of memory on the same node."""
     kills = [report for report in reports if report.sign is Sign.MEMORY_KILL]
     explained = []
     for report in reports:
-        node = report.node or structure.nodes.get(-1 if report.rank is None else report.rank, "")
-        if _is_kill(report) and any(
-            abs(kill.time - report.time) <= MEMORY_WINDOW
-            and (not node or not kill.node or kill.node == node)
-            and (kill.rank is None or kill.rank == report.rank)
-            for kill in kills
+        node = report.node or nodes.get(-1 if report.rank is None else report.rank, "")
+        if (
+            report.finding is not None
+            and report.finding.error in _KILLS
+            and any(
+                abs(kill.time - report.time) <= MEMORY_WINDOW
+                and (not node or not kill.node or kill.node == node)
+                and (kill.rank is None or kill.rank == report.rank)
+                for kill in kills
+            )
         ):
             report = msgspec.structs.replace(report, finding=HOST_MEMORY, sign=Sign.FAULT, vague=False)
         explained.append(report)
@@ -368,7 +375,7 @@ def _with_memory_kills(reports: list[Report], structure: Structure) -> list[Repo
 
 
 def _is_kill(report: Report) -> bool:
-    return report.finding is not None and report.finding.error == "killed (SIGKILL)"
+    return report.sign is Sign.DEATH and report.finding is not None and report.finding.error == _KILLS[0]
 
 
 def _action(finding: Finding) -> Action:

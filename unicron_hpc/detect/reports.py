@@ -93,8 +93,8 @@ class Verdict(msgspec.Struct, frozen=True):
         Ranks that waited for a suspect or lost it, and said so.
     collateral
         All ranks that failed because of the suspects: the victims, and those that were ended.
-    suspect_node
-        The node, where the blame lies with one.
+    suspect_nodes
+        The nodes, where the blame lies with some: that of the cause first.
     finding
         The cause; None when nothing has failed.
     drain
@@ -110,9 +110,14 @@ class Verdict(msgspec.Struct, frozen=True):
     suspects: tuple[int, ...] = ()
     victims: tuple[int, ...] = ()
     collateral: tuple[int, ...] = ()
-    suspect_node: str = ""
+    suspect_nodes: tuple[str, ...] = ()
     finding: Finding | None = None
     drain: bool = False
     action: Action = Action.NOTHING
     cause: Report | None = None
     evidence: tuple[str, ...] = ()
+
+    @property
+    def suspect_node(self) -> str:
+        """The node of the cause, where the blame lies with a node."""
+        return self.suspect_nodes[0] if self.suspect_nodes else ""

@@ -11,28 +11,43 @@ from typing import Any
 from unicron_hpc.detect.exceptions import UNKNOWN_EXCEPTION
 from unicron_hpc.detect.exits import HOST_MEMORY, explain_exit, signal_of
 from unicron_hpc.detect.reports import Report, Sign, Structure, Verdict
-from unicron_hpc.detect.severity import LOST_CONNECTION, NOT_ANSWERING, WANTED_END, Finding
+from unicron_hpc.detect.severity import (
+    LOST_CONNECTION,
+    NOT_ANSWERING,
+    SLOW,
+    WANTED_END,
+    Blame,
+    Finding,
+    Severity,
+)
 from unicron_hpc.detect.table import Table, table_in_use
 from unicron_hpc.errors import UnicronError
 
 #: Events that say: no sign of life, of progress or of an answer.
 _SILENT = re.compile(
-    r"silen|no_|hang|hung|stall|stuck|deadlock|freez|frozen|unrespons|\bgil(?:\b|_)|heartbeat_(?:lost|missed)"
+    r"silen|no_|hang|hung|stall|stuck|stopped|sigstop|deadlock|freez|frozen|unrespons|\bgil(?:\b|_)|heartbeat_(?:lost|missed)"
     r"|not_?respond",
     re.IGNORECASE,
 )
 _MEMORY = re.compile(r"\boom|oom_?kill", re.IGNORECASE)
 _NODE_LOST = re.compile(
-    r"node_?(?:lost|down|fail|dead|gone)|lost_?(?:connection|node)|heartbeat_lost", re.IGNORECASE
+    r"(?:node|agent|coordinator)[_ ]?(?:lost|down|fail|dead|gone)|lost_?(?:connection|node)|heartbeat_lost",
+    re.IGNORECASE,
 )
 #: An earlier failure that was mended by a new process; reports without an event are of such ones.
 _RESTARTED = re.compile(r"(?:rank|process|worker)?[ _]?restart(?:ed)?", re.IGNORECASE)
 #: Ends that somebody wanted.
 _WANTED = re.compile(r"scancel|\bcancell?ed|preempt|requeue|time[ _]?limit", re.IGNORECASE)
+#: What was taken note of while others failed.
+_NOTED = re.compile(r"stack[ _]?(?:dump|trace)|^stacks?$|^dump|py-?spy|faulthandler", re.IGNORECASE)
+_NOTE = Finding("taken note of", Severity.INFO, Blame.NOBODY)
+_SLOW = re.compile(r"\bslow|straggl", re.IGNORECASE)
+_PANIC = re.compile(r"kernel[_ ]?panic", re.IGNORECASE)
 _XID = re.compile(r"xid[ _:]*(?P<number>\d{1,4})", re.IGNORECASE)
 _SECTION_OVER = {"section_end", "section over", "section_over", "section_done"}
 #: Signals with which a process is asked to end.
 _ASKED = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
+_STOPPED = {signal.SIGSTOP, signal.SIGTSTP}
 _SIGNALS = {number.name.removeprefix("SIG"): int(number) for number in signal.Signals}
 
 
@@ -51,7 +66,7 @@ def read_report(entry: Mapping[str, Any], table: Table | None = None) -> Report:
         For values that are none.
     """
     table = table or table_in_use()
-    rank, when = _whole(entry, "rank"), _number(entry, "t")
+    rank, when = _whole(_with_plain_rank(entry), "rank"), _number(entry, "t")
     if rank is not None and rank < 0:
         raise UnicronError(f"rank: there is no rank {rank}")
     node, event = _text(entry, "node"), _text(entry, "event")
@@ -91,6 +106,8 @@ def _meaning(entry: Mapping[str, Any], event: str, table: Table) -> tuple[Sign, 
     status = _status(entry, event)
     if status is not None:
         number = signal_of(status)
+        if number in _STOPPED:
+            return Sign.SILENT, NOT_ANSWERING, False, event
         if number in _ASKED or status == 0:
             return Sign.ENDED, explain_exit(status), True, event
         # An abort is how a process ends over an error that it has written somewhere else.
@@ -100,12 +117,20 @@ def _meaning(entry: Mapping[str, Any], event: str, table: Table) -> tuple[Sign, 
         return Sign.RESTART, None, True, ""
     if _WANTED.search(event):
         return Sign.ENDED, WANTED_END, True, event
+    if _NOTED.search(event):
+        return Sign.FAULT, _NOTE, False, event
     if _NODE_LOST.search(event):
         return Sign.FAULT, LOST_CONNECTION, False, event
+    if _PANIC.fullmatch(event):
+        event = "Kernel panic - not syncing"
     if row := table.find(event, exception=True) or table.find(event.replace("_", " "), exception=True):
         return Sign.FAULT, row.finding, row.vague, event
+    if _SLOW.search(event):
+        return Sign.FAULT, SLOW, False, event
     if _SILENT.search(event):
-        return Sign.SILENT, NOT_ANSWERING, False, event
+        # A node of which nothing is heard, and not one of its ranks, is lost.
+        whole = entry.get("rank") is None and bool(entry.get("node"))
+        return Sign.SILENT, LOST_CONNECTION if whole else NOT_ANSWERING, False, event
     return Sign.FAULT, None, True, event
 
 
@@ -150,6 +175,7 @@ def verdict_as_data(verdict: Verdict) -> dict[str, Any]:
         "victims": list(verdict.victims),
         "collateral": list(verdict.collateral),
         "suspect_node": verdict.suspect_node or None,
+        "suspect_nodes": list(verdict.suspect_nodes),
         "action": verdict.action.value,
         "drain": verdict.drain,
         "cause": _cause_word(finding),
@@ -176,6 +202,13 @@ def _number(entry: Mapping[str, Any], key: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise UnicronError(f"{key}: expected a number, found {value!r}")
     return float(value)
+
+
+def _with_plain_rank(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Ranks come from environment variables, so as texts, too."""
+    rank = entry.get("rank")
+    plain = isinstance(rank, str) and rank.isascii() and rank.isdigit() and len(rank) < 10
+    return {**entry, "rank": int(str(rank))} if plain else entry
 
 
 def _text(entry: Mapping[str, Any], key: str) -> str:

@@ -60,4 +60,6 @@ class Finding(msgspec.Struct, frozen=True):
 LOST_CONNECTION = Finding("lost connection", Severity.SEV1, Blame.NODE)
 TASK_HANG = Finding("task hang", Severity.SEV3, Blame.NETWORK)
 NOT_ANSWERING = Finding("rank does not answer", Severity.SEV2)
+#: By itself no failure; whom others wait for it accuses.
+SLOW = Finding("rank is slow", Severity.INFO)
 WANTED_END = Finding("ended on request", Severity.INFO, Blame.NOBODY, collateral=True)

@@ -79,7 +79,7 @@ class Verdicts:
 
 def guilty_nodes(verdict: Verdict, nodes: Mapping[int, str]) -> tuple[str, ...]:
     """The nodes of those who are guilty, each once."""
-    named = [verdict.suspect_node, *(nodes.get(rank, "") for rank in verdict.suspects)]
+    named = [*verdict.suspect_nodes, *(nodes.get(rank, "") for rank in verdict.suspects)]
     return tuple(sorted({name for name in named if name}))
 
 
