@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +13,7 @@ from tests.planner.works import small_work
 from tests.slurm.settings_for_tests import settings
 from tests.supervisor.examples import few
 from unicron_hpc.config import RecoverySettings
-from unicron_hpc.detect.severity import LOST_CONNECTION, Finding, Method, Severity
+from unicron_hpc.detect.severity import LOST_CONNECTION, TASK_HANG, Finding, Method, Severity
 from unicron_hpc.report.journal import EVENTS, Journal, read_lines
 from unicron_hpc.runtime.orders import Committed
 from unicron_hpc.supervisor.commit_log import CommitLog
@@ -89,6 +90,20 @@ def test_all_that_happens_before_the_next_commit_is_one_incident(tmp_path: Path)
     assert [event["incident"] for event in task.desk.events("fault_detected")] == [1, 1, 2]
     (closed,) = task.desk.events("incident_closed")
     assert (closed["incident"], closed["iteration"], closed["task"]) == (1, 8, "tiny")
+
+
+def test_the_log_says_where_a_rank_a_node_or_the_whole_task(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = Task(tmp_path)
+    task.see(KILLED, "n2", 3)
+    task.see(LOST_CONNECTION, "n2", None)
+    task.see(TASK_HANG, "", None)
+    assert [record.getMessage() for record in caplog.records] == [
+        "incident 1: killed (SIGKILL) on n2 (rank 3)",
+        "incident 1: lost connection on n2 (node)",
+        "incident 1: task hang in task tiny",
+    ]
 
 
 def test_an_incident_knows_the_iteration_that_was_committed_before_it(tmp_path: Path) -> None:

@@ -189,13 +189,7 @@ class Incidents:
 
     def _note(self, incident: Incident, evidence: Evidence) -> None:
         state, finding = self._state, evidence.finding
-        log.warning(
-            "incident %d: %s on %s (rank %s)",
-            incident.number,
-            finding.error,
-            evidence.node or state.name,
-            evidence.rank,
-        )
+        log.warning("incident %d: %s %s", incident.number, finding.error, _where(evidence, state.name))
         self._hub.journal.write(
             "fault_detected",
             state.epoch,
@@ -233,3 +227,10 @@ class Incidents:
             rule=decision.rule,
             reason=decision.reason,
         )
+
+
+def _where(evidence: Evidence, task: str) -> str:
+    """For people: a rank, a whole node, or all of a task."""
+    if evidence.rank is not None:
+        return f"on {evidence.node or task} (rank {evidence.rank})"
+    return f"on {evidence.node} (node)" if evidence.node else f"in task {task}"
