@@ -90,8 +90,11 @@ def local_folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def agent(local_folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that looks like an agent of that run."""
-    code = "import sys; sys.stdin.read()"
-    process = subprocess.Popen([sys.executable, "-c", code, str(local_folder)], stdin=subprocess.PIPE)
+    code = "import sys; print(flush=True); sys.stdin.read()"
+    argv = [sys.executable, "-c", code, str(local_folder)]
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()  # its command line can be read only a moment after its start
     yield process
     process.kill()
     process.communicate()

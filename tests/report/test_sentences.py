@@ -52,6 +52,28 @@ def test_a_recovery_says_how_long_it_took_and_where_state_came_from() -> None:
     )
 
 
+def test_state_that_nobody_had_any_more_is_said_to_begin_anew() -> None:
+    event = {
+        "type": "transition_finished", "epoch": 2, "task": "a", "incident": 1, "seconds": 0.5,
+        "state_sources": {"local": 5, "seed": 49775616},
+    }  # fmt: skip
+    assert sentence(event) == (
+        "task a computes in epoch 2 after 0.50 s; state: 49.8 MB of initial values;"
+        " there was no checkpoint: training starts over"
+    )
+    assert "starts over" not in sentence({**event, "incident": None})
+
+
+def test_a_decision_says_about_whom_it_is() -> None:
+    event = {"type": "action_chosen", "incident": 1, "node": "n2", "rank": 1, "action": "a new process"}
+    assert sentence(event) == "incident 1: rank 1 on n2: a new process"
+
+
+def test_a_refused_drain_is_no_drain() -> None:
+    refused = {"type": "drain_result", "node": "n3", "drained": False, "message": "Slurm says no"}
+    assert sentence(refused) == "n3 is not drained: Slurm says no"
+
+
 def test_a_job_says_who_trains_and_who_waits() -> None:
     assert told("job_started") == "job 4711 begins: n1, n2, n3 and n4 train; spares: n5"
 
@@ -68,7 +90,7 @@ def test_a_corrected_verdict_says_so_and_names_who_only_suffered() -> None:
         "corrects": True,
     }
     assert sentence(verdict) == (
-        "incident 3: the cause is now ECC error, rank 7 and n8; ranks 0 and 2 only suffered from it"
+        "incident 3: the cause is now ECC error, rank 7 on n8; ranks 0 and 2 only suffered from it"
     )
 
 

@@ -15,7 +15,7 @@ from unicron_hpc.report.journal import read_lines
 from unicron_hpc.report.sentences import TOLD, sentence
 from unicron_hpc.report.status import status_of
 from unicron_hpc.report.story import incidents_of
-from unicron_hpc.report.telling import MOST_WITNESSES, incident_lines
+from unicron_hpc.report.telling import MOST_WITNESSES, incident_lines, witness
 
 JOURNAL = Path(__file__).parent / "journals" / "rank_killed_then_node_lost.jsonl"
 RUN = list(read_lines(JOURNAL))
@@ -93,6 +93,61 @@ def test_a_verdict_replaces_the_first_impression_and_keeps_its_evidence() -> Non
     assert "Connection closed by peer" in story.evidence[0]
 
 
+def test_a_witness_is_not_told_twice() -> None:
+    heard = "rank 0 on n1 at +0.0 s: connection to a peer lost: by exception propagation: RuntimeError: x"
+    other = "node n2 at +1.5 s: lost connection: by node health monitoring: no heartbeat for 2.1 s"
+    verdict = {
+        "time": 11.0, "type": "verdict", "epoch": 1, "task": "a", "incident": 1, "error": "lost connection",
+        "severity": "SEV1", "suspects": [], "nodes": ["n2"], "evidence": [heard, other],
+    }  # fmt: skip
+    lost = fault(1, node="n2", rank=None, error="lost connection", evidence="no heartbeat for 2.1 s")
+    (story,) = incidents_of([fault(1), lost, verdict])
+    assert story.evidence == [heard, other]
+    lines = "\n".join(incident_lines(story))
+    assert "rank 0 on n1: connection to a peer lost" in lines
+    assert "n2, 1.5 s later: lost connection" in lines
+
+
+def test_a_decision_is_told_with_its_reason_and_whom_it_was_about() -> None:
+    chosen = {
+        "time": 10.1, "type": "action_chosen", "epoch": 1, "incident": 1, "node": "n1", "rank": 0,
+        "action": "again in place", "rule": "saw a peer go", "reason": "the fault is elsewhere",
+    }  # fmt: skip
+    (story,) = incidents_of([fault(1), chosen, {**chosen, "rank": 1}])
+    assert story.actions == ["rank 0 on n1: again in place (the fault is elsewhere)"]
+
+
+def test_how_a_process_ended_is_not_hidden_by_what_it_had_logged() -> None:
+    killed = fault(1, method="process supervision", evidence="ended by SIGKILL\nUserWarning: old")
+    (story,) = incidents_of([killed])
+    assert story.evidence[0].endswith("ended by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            "rank 1 on n2 at +0.0 s: PeerLost: [/a/gloo/tcp/pair.cc:537] Read error [::1]:5: no. This i",
+            "rank 1 on n2: PeerLost: Read error [::1]:5: no",
+        ),
+        ("said [/etc/hosts] and more", "said [/etc/hosts] and more"),
+    ],
+)
+def test_a_witness_is_told_in_a_persons_words(words: str, told: str) -> None:
+    assert witness(words) == told
+
+
+def test_status_of_a_job_that_is_over_says_that_it_shows_the_past(run_folder: Path) -> None:
+    told = CliRunner().invoke(main, ["status", str(run_folder)], env={"COLUMNS": "200"})
+    assert "where everything was last" in told.output
+
+
+def test_status_has_no_process_of_a_lost_node(run_folder: Path) -> None:
+    told = CliRunner().invoke(main, ["status", str(run_folder)], env={"COLUMNS": "200"})
+    (line,) = [line for line in told.output.splitlines() if "│ lost   │" in line]
+    assert line.split("│")[3].strip() == "-"
+
+
 def test_later_witnesses_add_to_the_evidence_and_change_nothing_else() -> None:
     (story,) = incidents_of([fault(1), fault(1, time=11.0, rank=2, error="timeout", severity="SEV2")])
     assert (story.error, story.severity, story.detected) == ("connection to a peer lost", "SEV3", 10.0)
@@ -146,7 +201,8 @@ def test_events_are_sentences_with_time_and_epoch(run_folder: Path) -> None:
 def test_status_shows_the_latest_incidents(run_folder: Path) -> None:
     told = CliRunner().invoke(main, ["status", str(run_folder)], env={"COLUMNS": "200"})
     assert told.exit_code == 0, told.output
-    assert "lost connection, SEV1" in told.output
+    assert "SEV1: go on without the node" in told.output
+    assert "lost connection" in told.output
     assert "node health monitoring" in told.output
 
 

@@ -14,10 +14,10 @@ from unicron_hpc.cli.find_run import find_run_folder
 from unicron_hpc.cli.standing import put_back, standing
 from unicron_hpc.report.journal import EVENTS, read_events
 from unicron_hpc.report.plain import plain
-from unicron_hpc.report.sentences import names, seconds
+from unicron_hpc.report.sentences import ACTIONS, names, seconds
 from unicron_hpc.report.status import read_status
 from unicron_hpc.report.story import incidents_of
-from unicron_hpc.report.telling import guilty
+from unicron_hpc.report.telling import culprit
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,7 +80,7 @@ def _show(status: dict[str, Any]) -> None:
     left = f"  time left {seconds(status['ends'] - time.time())}" if _has_time(status) else ""
     console.print(
         f"job {status['shown_id']}  [bold]{status['state']}[/bold]  epoch {status['epoch']}  "
-        f"coordinator {status['coordinator']}  incidents {status['incidents']}{left}"
+        f"coordinator {status['coordinator'] or '-'}  incidents {status['incidents']}{left}"
     )
     for task, last in status["train_iters"].items():
         console.print(f"task {task}: iteration {status['iterations'].get(task, 0)} of {last}")
@@ -88,18 +88,21 @@ def _show(status: dict[str, Any]) -> None:
         console.print(plain(f"cause: {status['cause']}"), markup=False)
     if status["note"]:
         console.print(plain(status["note"]), markup=False)
-    table = Table("node", "role", "agent", "rank", "pid", "task", "replica", "stage", "layers")
+    title = None if status["state"] in ("RUNNING", "PENDING") else "where everything was last"
+    table = Table("node", "role", "agent", "rank", "pid", "task", "replica", "stage", "layers", title=title)
     for node in status["nodes"]:
         rows = node["ranks"] or [None]
         for rank in rows:
-            head = (node["name"], node["role"], str(node["agent_pid"] or "-"))
+            agent = node["agent_pid"] if node["role"] != "lost" else None
+            head = (node["name"], node["role"], str(agent or "-"))
             if rank is None:
                 table.add_row(*head)
             else:
                 first, last = rank["layers"]
                 cells = (rank["rank"], rank["pid"], rank["task"], rank["replica"], rank["stage"])
                 table.add_row(*head, *map(str, cells), f"{first}-{last}")
-    console.print(table)
+    if status["nodes"]:
+        console.print(table)
     _show_incidents(console, Path(status["run_dir"]))
     console.print(f"run folder {status['run_dir']}", markup=False, soft_wrap=True)
 
@@ -116,10 +119,12 @@ def _show_incidents(console: Console, run_folder: Path) -> None:
     stories = incidents_of(read_events(run_folder / EVENTS))
     if not stories:
         return
-    table = Table("incident", "what broke", "where", "how we know", "how long", title="latest incidents")
+    columns = ("incident", "what broke", "where", "how we know", "what was done", "how long")
+    table = Table(*columns, title="latest incidents")
     for story in stories[-MOST_INCIDENTS:]:
         took = seconds(story.seconds) if story.seconds is not None else story.ended
-        cells = (f"{story.error}, {story.severity}", guilty(story), names(story.methods), took)
+        done = f"{story.severity}: {ACTIONS.get(story.severity, 'see there')}"
+        cells = (story.error, culprit(story), names(story.methods), done, took)
         table.add_row(str(story.number), *(escape(plain(cell)) for cell in cells))
     console.print(table)
     console.print(f"unicron events --incidents {run_folder} tells each of them", markup=False, soft_wrap=True)

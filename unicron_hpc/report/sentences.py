@@ -17,6 +17,14 @@ ACTIONS: Mapping[str, str] = {
     "PROGRAM": "end the run: no retry helps against the program's own fault",
     "INFO": "nothing to be done",
 }
+#: What each severity says of what broke.
+SEVERITIES: Mapping[str, str] = {
+    "SEV3": "SEV3, worth another try in place",
+    "SEV2": "SEV2, the process must be replaced",
+    "SEV1": "SEV1, the node cannot be used",
+    "PROGRAM": "the program's own fault",
+    "INFO": "nobody's fault",
+}
 _REASONS = {
     "start": "the first layout",
     "same seats": "the same layout",
@@ -27,7 +35,7 @@ _SOURCES = {
     "peer": "from peers",
     "memory": "from a neighbour's memory",
     "disk": "from a checkpoint",
-    "seed": "made anew",
+    "seed": "of initial values",
 }
 _LONGEST_EVIDENCE = 240
 
@@ -84,11 +92,27 @@ def names(items: Iterable[Any]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else "none"
 
 
+def guilty(ranks: Iterable[int], nodes: Iterable[str]) -> str:
+    """`rank 3 on n2`, `n2`, `ranks 1 and 2`; empty for nobody."""
+    ranks, nodes = list(ranks), list(nodes)
+    known = (ranks_named(ranks) if ranks else "", names(nodes) if nodes else "")
+    return " on ".join(filter(None, known))
+
+
+def first_words(event: Event) -> str:
+    """The line of a fault's evidence that says most."""
+    evidence = str(event.get("evidence") or "")
+    # How a process ended comes first, what its log had last is behind; a traceback's last line is its error.
+    ended = event.get("method") == "process supervision"
+    return brief(evidence.strip().partition("\n")[0] if ended else evidence)
+
+
 def brief(evidence: str) -> str:
     """The last line of a longer text that says something; of a Python warning, the warning itself."""
     lines = [line.strip() for line in evidence.splitlines()]
     lines = [line for line in lines if line and not line.startswith("warnings.warn(")]
-    return lines[-1][:_LONGEST_EVIDENCE] if lines else ""
+    said = lines[-1] if lines else ""
+    return said if len(said) <= _LONGEST_EVIDENCE else f"{said[:_LONGEST_EVIDENCE]}..."
 
 
 def _job_started(event: Event) -> str:
@@ -113,15 +137,20 @@ def _fault(event: Event) -> str:
 
 def _verdict(event: Event) -> str:
     again = " now" if event.get("corrects") else ""
-    guilty = [f"rank {rank}" for rank in event.get("suspects") or ()] + list(event.get("nodes") or ())
+    who = guilty(event.get("suspects") or (), event.get("nodes") or ()) or "nobody is named"
     others = sorted({*(event.get("victims") or ()), *(event.get("collateral") or ())})
     only = f"; {ranks_named(others)} only suffered from it" if others else ""
-    return f"incident {event['incident']}: the cause is{again} {event['error']}, {names(guilty)}{only}"
+    return f"incident {event['incident']}: the cause is{again} {event['error']}, {who}{only}"
+
+
+def action(event: Event) -> str:
+    """What was decided, and about whom: `rank 3 on n2: a new process`."""
+    return f"{place(event)}: {event['action']}" if event.get("node") else str(event["action"])
 
 
 def _action(event: Event) -> str:
     rule = f" (rule: {event['rule']})" if event.get("rule") else ""
-    return f"incident {event['incident']}: {event['action']}{rule}"
+    return f"incident {event['incident']}: {action(event)}{rule}"
 
 
 def _plan(event: Event) -> str:
@@ -137,6 +166,8 @@ def _transition(event: Event) -> str:
         if event["state_sources"].get(source)
     ]
     state = f"; state: {names(moved)}" if moved else "; no state had to move"
+    if event["state_sources"].get("seed") and event.get("incident") is not None:
+        state += "; there was no checkpoint: training starts over"
     return f"task {event['task']} computes in epoch {event['epoch']} after {seconds(event['seconds'])}{state}"
 
 
@@ -148,6 +179,8 @@ def _closed(event: Event) -> str:
 
 
 def _drain_result(event: Event) -> str:
+    if event.get("drained") is False:
+        return f"{event['node']} is not drained: {event['message']}"
     return f"drain of {event['node']}: {event['message']}"
 
 
@@ -228,7 +261,9 @@ _SENTENCES: Mapping[str, Callable[[Event], str]] = {
     "slow_node": _slow_node,
     "slow_node_recovered": lambda e: f"{e['node']} is as fast as the others again",
     "stacks_dumped": _stacks,
-    "state_lost": lambda e: f"no survivor has {names(e['units'])} of task {e['task']}: back to a checkpoint",
+    "state_lost": lambda e: (
+        f"no survivor has {names(e['units'])} of task {e['task']} any more: it must be read from a checkpoint"
+    ),
     "table_miss": lambda e: f"{e['event']} had no plan ready; made in {seconds(e['seconds'])}",
     "task_finished": lambda e: f"task {e['task']} is finished at iteration {e['iteration']}",
     "task_waiting": lambda e: f"no node is left for task {e['task']}; it waits",

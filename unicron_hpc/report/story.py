@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from unicron_hpc.report.journal import NOT_AS_EXPECTED
-from unicron_hpc.report.sentences import ACTIONS, brief, place, sentence
+from unicron_hpc.report.sentences import ACTIONS, action, first_words, place, sentence
 
 #: Events without an incident's number that belong to the one that is open.
 _STEPS = ("plan_chosen", "state_lost", "stacks_dumped")
@@ -31,7 +32,9 @@ class IncidentStory:
     methods, evidence
         How we know: methods of detection, and the words of every witness.
     actions
-        What was done, in order.
+        What was done, in order; a decision for the first whom it was about.
+    decided
+        Which decisions that were.
     began, detected
         Unix time of the fault where it is known, and of when we knew of it.
     seconds
@@ -51,6 +54,7 @@ class IncidentStory:
     methods: list[str] = field(default_factory=list)
     evidence: list[str] = field(default_factory=list)
     actions: list[str] = field(default_factory=list)
+    decided: list[str] = field(default_factory=list)
     began: float | None = None
     detected: float | None = None
     seconds: float | None = None
@@ -104,12 +108,19 @@ def _add(story: IncidentStory, event: Mapping[str, Any]) -> None:
             story.ranks = list(event.get("suspects") or ())
             story.nodes = list(event.get("nodes") or ()) or story.nodes
             story.victims = sorted({*(event.get("victims") or ()), *(event.get("collateral") or ())})
-            story.evidence = [*story.evidence, *(e for e in event["evidence"] if e not in story.evidence)]
+            heard = [str(words) for words in event["evidence"]]
+            # What a witness said first is in the verdict again, with its time.
+            early = [words for words in story.evidence if not _told_again(words, heard)]
+            story.evidence = [*early, *heard]
         case "action_chosen":
             # What was decided, in place of what the severity alone made likely.
             story.actions = [action for action in story.actions if action not in ACTIONS.values()]
-            if event["action"] not in story.actions[-1:]:
-                story.actions.append(str(event["action"]))
+            if event["action"] not in story.decided:
+                story.decided.append(event["action"])
+                # Where a new process has its state from is told by the transition.
+                told = event.get("reason") if event.get("rule") != "new process" else ""
+                why = f" ({told})" if told else ""
+                story.actions.append(f"{action(event)}{why}")
         case "transition_finished":
             story.transition_seconds += float(event["seconds"])
             story.actions.append(sentence(event))
@@ -119,7 +130,7 @@ def _add(story: IncidentStory, event: Mapping[str, Any]) -> None:
 
 
 def _fault(story: IncidentStory, event: Mapping[str, Any]) -> None:
-    words = brief(str(event.get("evidence") or ""))
+    words = first_words(event)
     story.evidence.append(
         f"{place(event)}: {event['error']} ({event['method']}){f': {words}' if words else ''}"
     )
@@ -133,3 +144,9 @@ def _fault(story: IncidentStory, event: Mapping[str, Any]) -> None:
         story.nodes.append(event["node"])
     if event.get("rank") is not None and event["rank"] not in story.ranks:
         story.ranks.append(event["rank"])
+
+
+def _told_again(words: str, verdict: Iterable[str]) -> bool:
+    """Whether a verdict's evidence has the same witness; it writes `rank 2 on n3 at +0.1 s: ...`."""
+    who = words.partition(":")[0]
+    return words in verdict or any(who == re.sub(r"^node | at \+.*", "", line) for line in verdict)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 
-from unicron_hpc.report.sentences import names, ranks_named, seconds
+from unicron_hpc.report.sentences import SEVERITIES, guilty, ranks_named, seconds
 from unicron_hpc.report.story import IncidentStory
 
 #: Witnesses that are named; the journal has them all.
@@ -15,9 +16,9 @@ def incident_lines(story: IncidentStory) -> list[str]:
     """A heading, then what broke, how we know, what was done and how long it took."""
     when = "" if story.detected is None else time.strftime(" at %H:%M:%S", time.localtime(story.detected))
     more = len(story.evidence) - MOST_WITNESSES
-    known = [*story.evidence[:MOST_WITNESSES], *([f"and {more} more"] if more > 0 else [])]
+    known = [*map(witness, story.evidence[:MOST_WITNESSES]), *([f"and {more} more"] if more > 0 else [])]
     blocks = [
-        ("what broke", [f"{story.error} ({story.severity or 'severity not known'}): {guilty(story)}"]),
+        ("what broke", [f"{culprit(story)}: {story.error}", SEVERITIES.get(story.severity, story.severity)]),
         ("how we know", known),
         ("only suffered", [ranks_named(story.victims)] if story.victims else []),
         ("what was done", story.actions),
@@ -25,16 +26,22 @@ def incident_lines(story: IncidentStory) -> list[str]:
     ]
     lines = [f"incident {story.number} of task {story.task}{when}, {story.ended}"]
     for title, texts in blocks:
-        for place, text in enumerate(texts):
+        for place, text in enumerate(filter(None, texts)):
             lines.append(f"  {title if place == 0 else '':<14} {text}")
     return lines
 
 
-def guilty(story: IncidentStory) -> str:
+def culprit(story: IncidentStory) -> str:
     """The guilty ranks and nodes, or where it was seen."""
-    ranks = ranks_named(story.ranks) if story.ranks else ""
-    nodes = names(story.nodes) if story.nodes else ""
-    return " on ".join(filter(None, (ranks, nodes))) or story.where or "nobody named"
+    return guilty(story.ranks, story.nodes) or story.where or "nobody named"
+
+
+def witness(words: str) -> str:
+    """A witness's words without what only gloo's developers need, and with the time as people tell it."""
+    words = re.sub(r"\[/\S+\.(?:cc|cpp|h):\d+\] ", "", words)
+    words = re.sub(r"\. This i\w*(?: typically\b.*)?$", "", words)
+    words = re.sub(r"^(?:node )?(\S+|rank \d+ on \S+) at \+0\.0 s:", r"\1:", words)
+    return re.sub(r"^(?:node )?(\S+|rank \d+ on \S+) at \+([\d.]+) s:", r"\1, \2 s later:", words)
 
 
 def durations(story: IncidentStory) -> str:
