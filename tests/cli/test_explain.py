@@ -112,6 +112,38 @@ def test_line_ends_colours_and_garbage_do_not_hide_an_error(raw: bytes, tmp_path
     assert [found["error"] for found in findings(tmp_path / "run.log")] == ["ECC error"]
 
 
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"\x28\xb5\x2f\xfd\x04", "zstd -dc"),
+        (b"\x04\x22\x4d\x18\x64", "lz4 -dc"),
+        (b"PK\x03\x04\x14", "unzip -p"),
+        (ECC.encode("utf-16-le").join([b"\xff\xfe", b""]), "iconv"),
+        (ECC.encode("utf-16-be").join([b"\xfe\xff", b""]), "iconv"),
+    ],
+)
+def test_a_kind_that_is_not_read_is_refused_with_the_command_that_makes_text_of_it(
+    raw: bytes, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "run.log").write_bytes(raw)
+    done = run(tmp_path / "run.log")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert f"{words}" in done.stderr
+    assert str(tmp_path / "run.log") in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [(b"", "is empty"), (b"\n\n", "is empty"), (bytes(range(256)) * 9, "hardly any text"), (b"a\n", "")],
+)
+def test_a_log_that_is_none_is_doubted(raw: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / "run.log").write_bytes(raw)
+    done = run(tmp_path / "run.log")
+    assert done.exit_code == 0
+    assert words in done.stderr
+    assert bool(words) == bool(done.stderr)
+
+
 class Endless(io.RawIOBase):
     """A file without line ends that would not fit into memory."""
 

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import io
 import lzma
+import re
 import sys
 import zlib
 from collections.abc import Iterator
@@ -19,6 +20,20 @@ from unicron_hpc.errors import UnicronError
 LONGEST_LINE = 16 * 1024
 _CHUNK = 1 << 20
 _PACKED = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ\x00", lzma.open))
+#: What is not read here: how it begins, what it is, and the command that makes text of it.
+_OTHERS = (
+    (re.compile(rb"\x28\xb5\x2f\xfd"), "is packed with zstd", "zstd -dc"),
+    (re.compile(rb"\x04\x22\x4d\x18"), "is packed with lz4", "lz4 -dc"),
+    (re.compile(rb"PK\x03\x04"), "is a zip archive", "unzip -p"),
+    (
+        re.compile(rb"\xff\xfe(?:[^\x00]\x00){2}|\xfe\xff(?:\x00[^\x00]){2}"),
+        "is UTF-16",
+        "iconv -f UTF-16 -t UTF-8",
+    ),
+)
+#: Bytes that text does not hold, and the share of them that makes a file none.
+_NO_TEXT = bytes({*range(9), *range(14, 27), 28, 29, 30, 31, 127})
+_MOST_NO_TEXT = 0.1
 
 
 class LogError(UnicronError):
@@ -32,13 +47,18 @@ def open_log(name: str) -> Iterator[BinaryIO]:
     Raises
     ------
     LogError
-        When it cannot be opened, or is damaged where it is read.
+        When it cannot be opened, is of a kind that is not read here, or is damaged where it is read.
     """
+    where = "standard input" if name == "-" else name
     if name == "-" and sys.stdin is None:
         raise LogError("is closed", where="standard input", hint="name a file")
     try:
         with open(sys.stdin.fileno() if name == "-" else Path(name), "rb", closefd=name != "-") as file:
             begins = file.peek(6)
+            for magic, what, command in _OTHERS:
+                if magic.match(begins):
+                    hint = f"use: {command} {'FILE' if name == '-' else name} | unicron explain -"
+                    raise LogError(f"{what}, which is not read here", where=where, hint=hint)
             unpack = next((opener for magic, opener in _PACKED if begins.startswith(magic)), None)
             if unpack is None:
                 yield file
@@ -52,9 +72,17 @@ def open_log(name: str) -> Iterator[BinaryIO]:
     except (OSError, EOFError, zlib.error, lzma.LZMAError, io.UnsupportedOperation) as error:
         raise LogError(
             f"cannot be read: {getattr(error, 'strerror', None) or error}",
-            where="standard input" if name == "-" else name,
+            where=where,
             hint="check the path; a packed file may be damaged",
         ) from error
+
+
+def doubt(begins: bytes) -> str:
+    """What a log's first bytes make one doubt of; empty where they look like a log's."""
+    if not begins:
+        return "is empty"
+    others = len(begins) - len(begins.translate(None, _NO_TEXT))
+    return "holds hardly any text: is it a log?" if others > _MOST_NO_TEXT * len(begins) else ""
 
 
 def lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:

@@ -23,8 +23,9 @@ _EXIT_CODE = re.compile(r"\bExited with exit code (?P<code>\d+)|\(exitcode: (?P<
 _HOST = re.compile(
     r"\*\*\* .{1,80}? ON (?P<step>[\w.-]+) (?:CANCELLED|FAILED|AT|UNCORRECTABLE)"
     r"|STEPD TERMINATED ON (?P<stepd>\S+)|Node failure on (?P<node>[\w.-]+)"
-    r"|\bnode (?P<lost>[\w.-]+) is lost: |incident \d+: .{1,80}? on (?P<agent>[\w.-]+) \(rank "
-    r"|failed on node (?P<launch>[\w.-]+)|srun: error: (?P<srun>[\w.-]+) ?: tasks? ",
+    r"|\bnode (?P<lost>[\w.-]+) is lost: |incident \d+: .{1,80}? on (?P<agent>[\w.-]+) \((?:rank |node\))"
+    r"|failed on node (?P<launch>[\w.-]+)|on node (?P<mpi>[\w.-]+) exited on signal"
+    r"|srun: error: (?P<srun>[\w.-]+) ?: tasks? ",
     re.ASCII,
 )
 _PEER = re.compile(

@@ -26,13 +26,23 @@ _LONGEST = 2000
 #: Tracebacks that are read at the same time, and lines after which one is given up.
 _MOST_STREAMS, _SILENCE = 256, 400
 _HEAD = "Traceback (most"
+#: What tells of an exception that the interpreter or the logging module went on after.
+_IGNORED = re.compile(r"Exception ignored (?:in|on)\b|--- Logging error ---")
+#: Lines from there to the head of its traceback.
+_TO_HEAD = 3
+#: Lines with one of these are worth a closer look, whatever the rows say.
+_TELLING = (b"Traceback (most", b"NVRM", b"Exception", b"Error", b"--- Logging error")
 #: Lines back to look for a time, when a line has none.
 _BACK = 200
 
 #: An exception's line outside a traceback, as the last lines of a log often are.
 _EXCEPTION = re.compile(rf"(?:[a-z_][\w.]*\.)?{EXCEPTION_NAME.pattern}(?::|$)", re.ASCII)
-#: NCCL tells of normal ends in the words of errors; frames of a C++ stack name functions, not errors.
-_CHATTER = re.compile(r"(?:^| )NCCL (?:INFO|TRACE) |^\s*frame #\d+: ")
+#: NCCL tells of normal ends in the words of errors; frames of a C++ stack name functions, not errors; urllib3
+#: tries again, and TensorFlow does without a library.
+_CHATTER = re.compile(
+    r"(?:^| )NCCL (?:INFO|TRACE) |^\s*frame #\d+: |\bRetrying \(Retry\(total="
+    r"|Could not load dynamic library '"
+)
 
 #: The row whose line begins a report of several.
 _TORCHRUN = "torchrun-root-cause"
@@ -104,12 +114,15 @@ class _Stream:
         Number of the line that was fed last.
     begun
         Whether a line after the head has come.
+    ignored
+        Nothing failed: whoever printed it went on.
     """
 
     traceback: Traceback
     head: Line
     last: int
     begun: bool = False
+    ignored: bool = False
 
 
 @dataclass(slots=True)
@@ -139,6 +152,8 @@ class LogScan:
     _found: dict[tuple[object, ...], LogFinding] = field(default_factory=dict)
     #: By rank, and by what a launcher that is not known puts before every line.
     _tracebacks: dict[tuple[int | None, str], _Stream] = field(default_factory=dict)
+    #: Line at which a stream said that it goes on after the exception that follows.
+    _ignored: dict[tuple[int | None, str], int] = field(default_factory=dict)
     _kernel: KernelLog = field(init=False)
     _recent: deque[bytes] = field(default_factory=lambda: deque(maxlen=_BACK))
     _report: TorchrunReport | None = None
@@ -155,23 +170,23 @@ class LogScan:
             not self._tracebacks
             and self._report is None
             and not self.table.may_fit(raw)
-            and _HEAD.encode() not in raw
-            and b"NVRM" not in raw
+            and not any(word in raw for word in _TELLING)
         ):
             self._recent.append(raw)
             return
         whole = raw.decode("utf-8", "replace").rstrip()
         line = self._take_apart(whole)
-        if self._report is not None and self._report.feed(line.text):
+        in_report = self._report is not None and self._report.feed(line.text, number)
+        if self._report is not None and self._report.over:
             self._reported(line)
-        elif not self._traceback(whole, line, number) and not _CHATTER.search(line.text):
+        if not in_report and not self._traceback(whole, line, number) and not _CHATTER.search(line.text):
             self._message(whole, line, number)
         self._recent.append(raw)
 
     def finish(self) -> list[LogFinding]:
         """All findings, in the order in which they stand in the file."""
         for stream in self._tracebacks.values():
-            self._raised(stream.traceback.finish(), stream.head)
+            self._raised(stream.traceback.finish(), stream)
         self._reported(Line(""))
         self._tracebacks.clear()
         return sorted(self._found.values(), key=lambda finding: finding.line_number)
@@ -183,7 +198,8 @@ class LogScan:
     def _message(self, whole: str, line: Line, number: int) -> None:
         """A line that stands for itself, or ends a record of the kernel."""
         text = self._kernel.assemble(line.text) if "NVRM" in line.text else line.text
-        row = self.table.find(text, exception=_EXCEPTION.match(text) is not None)
+        raised = _EXCEPTION.match(text) is not None
+        row = self.table.find(text, exception=raised) or (_UNKNOWN if raised else None)
         if row is None:
             return
         if row.name == _TORCHRUN:
@@ -200,11 +216,19 @@ class LogScan:
         if report.status is not None:
             row = msgspec.structs.replace(row, error=explain_exit(report.status).error)
         named = Line("", line.time, report.rank if line.rank is None else line.rank, report.host)
+        if chain := report.raised():
+            raised, cause = self._root(chain)
+            if not cause.collateral and not cause.vague:
+                self._add(cause, raised.line.strip(), raised.text, named, raised.number)
+                return
         self._add(row, report.title, report.text, named, report.number)
 
     def _traceback(self, whole: str, line: Line, number: int) -> bool:
         """Whether the line belongs to a traceback."""
         self._give_up(number)
+        if found := _IGNORED.search(line.text):
+            self._ignored = {k: n for k, n in self._ignored.items() if number - n <= _TO_HEAD}
+            self._ignored[line.rank, line.text[: found.start()]] = number
         for rank, before in list(self._tracebacks):
             if before and rank == line.rank and line.text.startswith(before):
                 if not self._tracebacks[rank, before].begun:
@@ -222,36 +246,47 @@ class LogScan:
     def _feed(self, key: tuple[int | None, str], text: str, whole: str, line: Line, number: int) -> bool:
         stream = self._tracebacks.get(key)
         if stream is None:
-            # The time at which it was raised: the lines that follow may end much later.
-            head = replace(line, time=self._time(line))
-            stream = self._tracebacks[key] = _Stream(Traceback(), head, number)
+            stream = self._begin(key, line, number)
         else:
             stream.begun, stream.last = True, number
         belongs, chain = stream.traceback.feed(text, number, whole)
         if chain:
-            self._raised(chain, stream.head)
+            self._raised(chain, stream)
+            if stream.traceback.open:  # another one has begun, with this line
+                self._begin(key, line, number).traceback = stream.traceback
         if not stream.traceback.open:
             del self._tracebacks[key]
         return belongs
+
+    def _begin(self, key: tuple[int | None, str], line: Line, number: int) -> _Stream:
+        ignored = number - self._ignored.pop(key, -_TO_HEAD - 1) <= _TO_HEAD
+        # The time at which it was raised: the lines that follow may end much later.
+        head = replace(line, time=self._time(line))
+        stream = self._tracebacks[key] = _Stream(Traceback(), head, number, ignored=ignored)
+        return stream
 
     def _give_up(self, number: int) -> None:
         """End the streams of unknown launchers that say nothing any more."""
         for key, stream in list(self._tracebacks.items()):
             if key[1] and number - stream.last > _SILENCE:
-                self._raised(stream.traceback.finish(), stream.head)
+                self._raised(stream.traceback.finish(), stream)
                 del self._tracebacks[key]
 
-    def _raised(self, chain: list[Raised], line: Line) -> None:
-        """One finding for a chain of exceptions: its root, or what came while that was handled."""
-        if not chain:
-            return
+    def _raised(self, chain: list[Raised], stream: _Stream) -> None:
+        """One finding for a chain of exceptions."""
+        if chain and not stream.ignored:
+            raised, row = self._root(chain)
+            self._add(row, raised.line, raised.text, stream.head, raised.number)
+
+    def _root(self, chain: list[Raised]) -> tuple[Raised, Rule]:
+        """The root of a chain, or what came while that was handled, and what it means."""
         explained = [(raised, self._explain(raised)) for raised in chain]
         raised, row = explained[0]
         if row.collateral or row.vague:
             # What happened while a mere consequence was handled may be the cause; what it caused is not.
             later = [(r, w) for r, w in explained[1:] if r.handled and not w.collateral and not w.vague]
-            raised, row = later[0] if later else (raised, row)
-        self._add(row, raised.line, raised.text, line, raised.number)
+            return later[0] if later else (raised, row)
+        return raised, row
 
     def _explain(self, raised: Raised) -> Rule:
         return self.table.find(raised.text, exception=True) or _UNKNOWN

@@ -58,7 +58,7 @@ def tell(findings: Sequence[LogFinding]) -> Story:
         cause = next(
             k for k, report in enumerate(reports) if report and report.detail == verdict.cause.detail
         )
-    cause = _wanted_end(ordered, cause)
+    cause = _wanted_end(ordered, _fuller(ordered, cause))
     return Story(ordered, cause, _consequences(ordered, cause, verdict), verdict)
 
 
@@ -132,6 +132,20 @@ def _wanted_end(findings: Sequence[LogFinding], cause: int | None) -> int | None
     return end
 
 
+def _fuller(findings: Sequence[LogFinding], cause: int | None) -> int | None:
+    """The line of the log that tells of the same end and names the rank, where the first does not."""
+    if cause is None or findings[cause].rank is not None or not findings[cause].rule.vague:
+        return cause
+    same = (k for k in range(cause + 1, len(findings)) if _same_end(findings[k], findings[cause]))
+    return next((k for k in same if findings[k].rank is not None), cause)
+
+
+def _same_end(one: LogFinding, other: LogFinding) -> bool:
+    """Whether two lines of a log may tell of one process's end: both `killed`, both `crashed`."""
+    kinds = {finding.rule.error.partition(" (")[0] for finding in (one, other)}
+    return one.file == other.file and one.rule.vague and other.rule.vague and len(kinds) == 1
+
+
 def _consequences(findings: Sequence[LogFinding], cause: int | None, verdict: Verdict) -> frozenset[int]:
     found, collateral = set(), set(verdict.collateral)
     first = None if cause is None else findings[cause]
@@ -144,6 +158,7 @@ def _consequences(findings: Sequence[LogFinding], cause: int | None, verdict: Ve
         else:
             again = rule.error == first.rule.error and finding.host is not None and finding.host == first.host
             followed = k > cause and (rule.vague or again or finding.rank in collateral)
+            followed = followed or (k < cause and _same_end(finding, first))
         complained = complained or rule.collateral
         if rule.collateral or (followed and rule.severity != "INFO"):
             found.add(k)

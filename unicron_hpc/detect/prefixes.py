@@ -33,21 +33,25 @@ _TIMES = tuple(
 )
 
 _UPTIME = re.compile(r"\[ *\d+\.\d{2,6}\](?:\[[ TC]*\d+\])? ?", _FLAGS)
-#: /dev/kmsg: `6,1234,5678901,-;`; dmesg -x: `kern  :warn  : `; a raw priority: `<4>`.
+#: /dev/kmsg: `6,1234,5678901,-;`; dmesg -x: `kern  :warn  : `; a raw priority: `<4>`; of a
+#: container's log: `stderr F `.
 _KERNEL_HEAD = re.compile(
-    r"\d+,\d+,\d+,[^;\s]*;|<\d{1,3}>"
+    r"\d+,\d+,\d+,[^;\s]*;|<\d{1,3}>|std(?:out|err) [FP](?: |$)"
     r"|(?:kern|user|daemon|syslog)\s*:(?:emerg|alert|crit|err|warn|notice|info|debug)\s*: ?",
     _FLAGS,
 )
 _SYSLOG_HOST = re.compile(r"(?P<host>[\w.-]+) (?:kernel|[\w./-]+\[\d+\]): ?", _FLAGS)
-#: `[rank3]:` and `[default3]:` of torchrun, `3: ` of srun --label, `[1,3]<stderr>:` of mpirun.
+#: `[rank3]:` and `[default3]:` of torchrun, `3: ` of srun --label, `[1,3]<stderr>:` of mpirun,
+#: `[3]<stderr>:` of Horovod.
 _RANK = re.compile(
     r"\[(?:rank|default) ?(?P<tag>\d+)\]:? ?|rank[ =:]?(?P<word>\d+)[\]:|]+ ?"
-    r"| {0,3}(?P<label>\d{1,6}): (?!\d)|\[\d+,(?P<mpi>\d+)\]<std(?:out|err)>: ?",
+    r"| {0,3}(?P<label>\d{1,6}): (?!\d)|\[(?:\d+,)?(?P<mpi>\d+)\]<std(?:out|err)>: ?",
     _FLAGS,
 )
 _RANK_INSIDE = re.compile(
-    r"\[(?:PG [^\]]{1,80}?)?Rank (?P<rank>\d+)\]|\bon rank (?P<on>\d+)\b|\(rank (?P<of>\d+)\)$", _FLAGS
+    r"\[(?:PG [^\]]{1,80}?)?Rank (?P<rank>\d+)\]|\bon rank (?P<on>\d+)\b|\(rank (?P<of>\d+)\)$"
+    r"|\bprocess rank (?P<mpi>\d+) with PID",
+    _FLAGS,
 )
 _NCCL = re.compile(r"(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[\d+\] ", _FLAGS)
 _PDSH_HOST = re.compile(r"(?P<host>[\w.-]+): (?=\[ *\d+\.\d|NVRM|kernel: |\[(?:rank|default)\d+\]:)", _FLAGS)
@@ -121,7 +125,7 @@ def take_apart(text: str, year: int = 1970) -> Line:
         if rest == before:
             break
     if rank is None and (match := _RANK_INSIDE.search(text[:400])):
-        rank = int(match["rank"] or match["on"] or match["of"])
+        rank = int(next(found for found in match.groups() if found))
     return Line(rest, time, rank, host, pid)
 
 

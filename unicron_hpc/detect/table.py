@@ -24,7 +24,9 @@ LONGEST = 4096
 #: Longest head of a line, before its message.
 _LONGEST_HEAD = 512
 #: How the class of an exception is called.
-EXCEPTION_NAME = re.compile(r"[A-Z]\w*(?:Error|Exception|Fault|Interrupt|Cut|Lost|Mismatch)\b", re.ASCII)
+EXCEPTION_NAME = re.compile(
+    r"(?:[A-Z]\w*(?:Error|Exception|Fault|Interrupt|Cut|Lost|Mismatch)|Exception)\b", re.ASCII
+)
 #: A `^` that stands for the beginning, in no class and not escaped.
 _ANCHOR = re.compile(r"(?<![\[\\])\^")
 #: Shapes of lines that are remembered.

@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-_FIELD = re.compile(r"\s*(?P<key>time|host|rank|exitcode)\s*: (?P<value>.*)$")
+from unicron_hpc.detect.tracebacks import Raised, Traceback
+
+_FIELD = re.compile(r"\s*(?P<key>time|host|rank|exitcode|error_file|traceback)\s*: (?P<value>.*)$")
 _NUMBER = re.compile(r"-?\d{1,9}")
-#: Lines from the title to the last field.
-_LONGEST = 10
+#: Lines from the title to the last field, and of the traceback that it may hold.
+_LONGEST, _LONGEST_TRACEBACK = 10, 400
+#: How far the lines of the traceback are moved to the right.
+_INDENT = 2
 
 
 @dataclass(slots=True)
@@ -21,24 +25,49 @@ class TorchrunReport:
         The title's line in its file.
     title
         The title as it stands there.
+    over
+        Whether its end was seen.
     """
 
     number: int
     title: str
+    over: bool = False
     _lines: int = 0
     _fields: dict[str, str] = field(default_factory=dict)
+    _traceback: Traceback = field(default_factory=Traceback)
+    _raised: list[Raised] = field(default_factory=list)
 
-    def feed(self, text: str) -> bool:
-        """Take the next line; whether the report is over."""
+    def feed(self, text: str, number: int) -> bool:
+        """Take the next line; whether it belongs to the report."""
         self._lines += 1
+        inside = not text.strip() or text[:1].isspace()
+        if "traceback" in self._fields:
+            self.over = not inside or self._lines > _LONGEST_TRACEBACK
+            if not self.over:
+                self._raised += self._traceback.feed(text[_INDENT:], number)[1]
+            return not self.over
         if found := _FIELD.match(text):
-            self._fields[found["key"]] = found["value"].strip()
-        return "exitcode" in self._fields or self._lines >= _LONGEST
+            key, value = found["key"], found["value"].strip()
+            self._fields[key] = value
+            if key == "traceback":
+                self._traceback.feed(value, number)
+                self.over = not self._traceback.open
+            return True
+        self.over = self._lines >= _LONGEST or ("exitcode" in self._fields and not inside)
+        return inside
+
+    def raised(self) -> list[Raised]:
+        """The chain of exceptions that ended the rank, as far as its traceback is in the report."""
+        return self._raised or self._traceback.finish()
 
     @property
     def text(self) -> str:
         """The title with what follows it, on one line."""
-        return f"{self.title} " + ", ".join(f"{key} {value}" for key, value in self._fields.items())
+        return f"{self.title} " + ", ".join(
+            f"{key} {self._fields[key]}"
+            for key in ("time", "host", "rank", "exitcode")
+            if key in self._fields
+        )
 
     @property
     def rank(self) -> int | None:

@@ -1,0 +1,140 @@
+"""Excerpts of logs of every make: what failed is told, and what only looks alarming is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from unicron_hpc.detect.log_places import place_in_name
+from unicron_hpc.detect.log_scan import LogScan
+from unicron_hpc.detect.log_verdict import Story, tell
+
+_FOLDER = Path(__file__).parent / "lines"
+
+
+def excerpts(name: str) -> Iterator[tuple[str, str, str]]:
+    """Name, what is expected, and text of every excerpt in a file of `lines/`."""
+    for block in (_FOLDER / f"{name}.txt").read_text("utf-8").split("\n## ")[1:]:
+        head, _, text = block.partition("\n")
+        title, _, expected = head.partition(" :: ")
+        yield title, expected, text.removesuffix("\n")
+
+
+FAILING = list(excerpts("failing"))
+HEALTHY = list(excerpts("healthy"))
+
+
+def told(**logs: str) -> Story:
+    findings = []
+    for name, text in logs.items():
+        scanner = LogScan(f"{name}.log", place_in_name(f"{name}.log"), 2025)
+        for number, line in enumerate(text.split("\n"), start=1):
+            scanner.feed(line.encode(), number)
+        findings += scanner.finish()
+    return tell(findings)
+
+
+def verdict(story: Story) -> str:
+    if story.first_cause is not None:
+        rule = story.findings[story.first_cause].rule
+        return f"{rule.severity} {rule.blame.value}"
+    severities = {finding.rule.severity for finding in story.findings}
+    if not severities:
+        return "none"
+    return "INFO" if severities == {"INFO"} else "symptom"
+
+
+@pytest.mark.parametrize(("expected", "text"), [row[1:] for row in FAILING], ids=[row[0] for row in FAILING])
+def test_what_failed_is_told_with_its_severity_and_blame(expected: str, text: str) -> None:
+    assert verdict(told(run=text)) == expected
+
+
+@pytest.mark.parametrize("text", [row[2] for row in HEALTHY], ids=[row[0] for row in HEALTHY])
+def test_what_only_looks_alarming_is_no_failure(text: str) -> None:
+    assert verdict(told(run=text)) in {"none", "INFO"}
+
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    step()\n'
+REPORT = (
+    "Root Cause (first observed failure):\n[0]:\n  time      : 2025-03-03_10:00:00\n  host      : n7\n"
+    "  rank      : 12 (local_rank: 4)\n  exitcode  : {} (pid: 4121)\n  error_file: x\n  traceback : {}\n====="
+)
+
+
+def test_a_real_traceback_after_one_that_was_ignored_is_told() -> None:
+    ignored = (
+        f"Exception ignored in: <function f>\n{TRACEBACK}AssertionError: can only test a child process\n"
+    )
+    (finding,) = told(run=f"{ignored}{TRACEBACK}ValueError: a").findings
+    assert finding.text == "ValueError: a"
+    assert told(run=f"{ignored}{ignored}").findings == ()
+
+
+def test_a_traceback_of_one_rank_is_not_ignored_because_of_another_ranks() -> None:
+    lines = f"[rank1]: Exception ignored in: <f>\n{TRACEBACK}ValueError: a".split("\n")
+    text = "\n".join([lines[0], *(f"[rank0]: {line}" for line in lines[1:])])
+    assert [finding.rank for finding in told(run=text).findings] == [0]
+
+
+def test_an_error_of_the_logging_module_is_ignored() -> None:
+    assert (
+        told(run=f"--- Logging error ---\n{TRACEBACK}TypeError: not all arguments converted").findings == ()
+    )
+
+
+def test_of_two_tracebacks_in_a_row_each_has_its_own_time() -> None:
+    lines = [f"2025-03-03 10:00:01 {line}" for line in f"{TRACEBACK}ValueError: a".split("\n")]
+    lines += [f"2025-03-03 10:00:02 {line}" for line in f"{TRACEBACK}KeyError: 'b'".split("\n")]
+    first, second = told(run="\n".join(lines)).findings
+    assert (second.time or 0.0) - (first.time or 0.0) == 1.0
+
+
+def test_a_traceback_inside_torchruns_report_is_the_cause_of_the_rank_that_is_named() -> None:
+    inside = (
+        f"{TRACEBACK}ValueError: a\n\nDuring handling of the above exception, another exception occurred:\n\n"
+    )
+    inside += f"{TRACEBACK}SystemExit: 1"
+    told_by_report = told(run=REPORT.format(1, inside.replace("\n", "\n  ")) + "\nKeyError: 'b'")
+    report, after = told_by_report.findings
+    assert (report.text, report.rank, report.host) == ("ValueError: a", 12, "n7")
+    assert after.text == "KeyError: 'b'"
+
+
+def test_a_report_without_a_traceback_ends_where_it_ends() -> None:
+    story = told(
+        run=REPORT.format(-11, "Signal 11 (SIGSEGV) received by PID 4121") + f"\n{TRACEBACK}ValueError: a"
+    )
+    assert [finding.rank for finding in story.findings] == [12, None]
+
+
+@pytest.mark.parametrize(("status", "name"), [(-9, "killed"), (-11, "crashed")])
+def test_who_names_the_rank_of_the_same_end_is_the_cause(status: int, name: str) -> None:
+    launcher = (
+        f"E0303 10:00:00.0 22 api.py:869] failed (exitcode: {status}) local_rank: 4 (pid: 4121) of binary: x"
+    )
+    story = told(run=f"{launcher}\n{REPORT.format(status, 'Signal received by PID 4121')}")
+    assert story.first_cause == 1
+    cause = story.findings[1]
+    assert (cause.rank, cause.rule.error.startswith(name)) == (12, True)
+    assert story.consequences == {0}
+
+
+def test_what_a_rerun_finds_goes_before_the_value_that_was_not_expected() -> None:
+    unexpected = "ERROR:megatron:Unexpected result nan on rank 3 at iteration #3 (message='x')"
+    found = "ERROR:megatron:Rank 3, node n7, device 3, iteration #3: Possible persistent error!"
+    assert verdict(told(run=unexpected)) == "PROGRAM program"
+    assert verdict(told(run=f"{unexpected}\n{found}")) == "SEV1 node"
+
+
+@pytest.mark.parametrize("text", ["RuntimeError: something of our own", "mine.StrangeError", "Exception: no"])
+def test_an_exception_that_no_row_explains_is_told_without_its_traceback_too(text: str) -> None:
+    (finding,) = told(run=f"step 1\n[rank3]: {text}\nstep 2").findings
+    assert (finding.rule.name, finding.rank) == ("exception-other", 3)
+
+
+def test_mpirun_names_rank_and_node() -> None:
+    line = "mpirun noticed that process rank 3 with PID 0 on node n2 exited on signal 9 (Killed)."
+    (finding,) = told(run=line).findings
+    assert (finding.rank, finding.host) == (3, "n2")
