@@ -20,7 +20,16 @@ from unicron_hpc.detect.hangs import (
     Stuck,
     Suspicion,
 )
-from unicron_hpc.detect.phases import COMPUTE, OWN, TRANSITION, WAITING, WorkPhase
+from unicron_hpc.detect.phases import (
+    COMPUTE,
+    OWN,
+    TRANSITION,
+    TRANSITION_OWN,
+    TRANSITION_WAITING,
+    WAITING,
+    WorkPhase,
+)
+from unicron_hpc.detect.transition_work import TransitionWork
 
 FACTOR, FLOOR, INTERVAL = 3.0, 5.0, 0.1
 few = settings(max_examples=40, deadline=None)
@@ -28,6 +37,8 @@ paces = st.floats(0.02, 5.0)
 own = st.sampled_from(sorted(OWN))
 computing = own.filter(lambda phase: phase is not WorkPhase.DATA)
 waiting = st.sampled_from(sorted(WAITING))
+waiting_anywhere = st.sampled_from(sorted(WAITING | TRANSITION_WAITING))
+placing = st.sampled_from(sorted(TRANSITION_OWN))
 anything = st.sampled_from(sorted(set(WorkPhase) - TRANSITION - {WorkPhase.IDLE}))
 
 
@@ -134,7 +145,7 @@ def test_a_stopped_rank_is_named_wherever_it_was(pace: float, phase: WorkPhase) 
 
 
 @few
-@given(paces, waiting, st.sampled_from("SRD"))
+@given(paces, waiting_anywhere, st.sampled_from("SRD"))
 def test_who_waits_for_others_is_never_named(pace: float, phase: WorkPhase, state: str) -> None:
     rank = Rank().trained(pace)
     rank.enters(phase)
@@ -220,8 +231,8 @@ def test_a_slow_disk_is_no_hang_but_one_that_never_answers_is(phase: WorkPhase) 
     assert found.stuck is Stuck.BLOCKED
 
 
-@pytest.mark.parametrize("phase", [WorkPhase.IDLE, *sorted(TRANSITION)])
-def test_transitions_and_waits_for_orders_are_judged_by_others_unless_stopped(phase: WorkPhase) -> None:
+@pytest.mark.parametrize("phase", [WorkPhase.IDLE, WorkPhase.LOAD, *sorted(TRANSITION_WAITING)])
+def test_waits_and_disks_in_a_transition_are_judged_by_others_unless_stopped(phase: WorkPhase) -> None:
     rank = Rank().trained(0.1)
     rank.enters(phase)
     for state in "SDR":
@@ -229,6 +240,79 @@ def test_transitions_and_waits_for_orders_are_judged_by_others_unless_stopped(ph
     found = rank.stays(1.0, "T")
     assert found is not None
     assert found.stuck is Stuck.STOPPED
+
+
+class TestAStepOfATransition:
+    @few
+    @given(st.floats(0.01, 60.0), placing, st.sampled_from("SR"))
+    def test_may_take_six_times_what_the_whole_of_it_took_others(
+        self, seconds: float, phase: WorkPhase, state: str
+    ) -> None:
+        rank = Rank().trained(0.1)
+        rank.watch.transition_work = seconds
+        rank.enters(phase)
+        limit = max(FLOOR, 2 * FACTOR * seconds)
+        assert rank.stays(limit - 0.5, state, cpu=busy(state)) is None
+        found = rank.stays(1.0, state, cpu=busy(state))
+        assert found is not None
+        assert (found.phase, found.sure) == (phase, False)
+
+    @few
+    @given(placing, st.sampled_from("SRD"), st.floats(0.0, 100.0))
+    def test_has_half_the_time_of_a_transition_where_nothing_is_known(
+        self, phase: WorkPhase, state: str, half: float
+    ) -> None:
+        rank = Rank(HangWatch(FACTOR, FLOOR, transition=half))
+        rank.enters(phase)
+        limit = max(PATIENCE * FLOOR, half)
+        assert rank.stays(limit - 0.5, state, cpu=busy(state)) is None
+        assert rank.stays(1.0, state, cpu=busy(state)) is not None
+
+    @few
+    @given(placing, st.floats(0.05, 0.5), st.floats(0.0, 1.0))
+    def test_is_not_blamed_for_a_processor_that_others_have(
+        self, phase: WorkPhase, share: float, ready: float
+    ) -> None:
+        rank = Rank().trained(0.1)
+        rank.watch.transition_work = 0.1
+        rank.enters(phase)
+        assert rank.stays(0.9 * FLOOR / share, "R", cpu=share) is None
+        rank.enters(phase)
+        assert rank.stays(0.9 * FLOOR, "S", delay=ready) is None
+
+    @few
+    @given(st.lists(st.tuples(st.sampled_from(sorted(TRANSITION)), st.floats(0.1, 0.9)), max_size=20))
+    def test_begins_anew_with_every_mark(self, steps: list[tuple[WorkPhase, float]]) -> None:
+        rank = Rank().trained(0.1)
+        rank.watch.transition_work = 0.1
+        for phase, share in steps:
+            rank.enters(phase)
+            assert rank.stays(share * FLOOR, "R", cpu=1.0) is None
+
+    def test_that_waits_for_a_disk_has_as_long_as_one_of_which_nothing_is_known(self) -> None:
+        rank = Rank().trained(0.1)
+        rank.watch.transition_work = 0.1
+        rank.enters(WorkPhase.STATE)
+        assert rank.stays(PATIENCE * FLOOR - 1, "D") is None
+        assert rank.stays(2.0, "D") is not None
+
+    def test_by_which_an_interpreter_is_held_is_found_out_by_asking_those_who_wait(self) -> None:
+        rank = Rank().trained(0.1)
+        rank.watch.transition_work = 0.1
+        rank.enters(WorkPhase.GROUPS)
+        assert rank.stays(FLOOR) is None
+        assert rank.watch.question() is not None
+        found = rank.stays(FLOOR)
+        assert found is not None
+        assert found.stuck is Stuck.HELD
+
+
+def test_a_place_is_work_for_each_of_its_layers() -> None:
+    work = TransitionWork()
+    assert work.longest(4) is None
+    work.took(2.0, 4)
+    work.took(0.5, 2)
+    assert work.longest(8) == 4.0
 
 
 def test_who_is_stopped_before_anything_is_known_of_its_pace_is_stuck_all_the_same() -> None:

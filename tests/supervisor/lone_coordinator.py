@@ -179,9 +179,10 @@ class LoneJob:
         epoch: int = 0,
         *,
         when: float | None = None,
+        method: Method = Method.NODE_HEALTH,
     ) -> None:
         when = time.time() if when is None else when
-        noticed = Noticed(finding, Method.NODE_HEALTH, "seen from outside", when, rank, epoch)
+        noticed = Noticed(finding, method, "seen from outside", when, rank, epoch)
         self.coordinator.handle(node, noticed)
 
     # ------------------------------------------------------------ what came of it

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from tests.supervisor.events import within
 from tests.supervisor.holding_ranks import HoldingJob, Process
+from unicron_hpc.detect.hangs import RANK_HANG, RANK_STOPPED
+from unicron_hpc.detect.severity import Finding, Method
 from unicron_hpc.supervisor import transition
 from unicron_hpc.supervisor.rank_messages import Cut
 
@@ -45,8 +47,15 @@ def test_state_of_which_a_copy_lives_is_never_lost(depth: int, seed: int) -> Non
 
 
 async def strike(job: HoldingJob, chance: random.Random) -> None:
-    """Kill a process or break a node, unless that took the last copy of something along."""
+    """Kill a process, break a node or suspect a hang, unless that took the last copy of something along.
+
+    In a transition a suspicion, which may be wrong, must not take one along in any case.
+    """
     victim = chance.choice(job.living())
+    if chance.random() < 0.3 and (job.control.in_transition or job.whole_without(victim)):
+        job.notices(victim.address.seat.node, RANK_HANG, victim.address, method=Method.STATISTICS)
+        await job.breathe()
+        return
     node = victim.address.seat.node
     there = [process for process in job.processes.values() if process.address.seat.node == node]
     if node != "n1" and len(job.broken) < 3 and chance.random() < 0.3:
@@ -198,6 +207,90 @@ class TestATransitionThatTakesTooLong:
                 job.let_time_out()
                 await job.breathe()
                 assert mute not in job.living()
+                await job.settle()
+                assert job.events("state_lost") == []
+
+        within(work())
+
+
+@pytest.mark.parametrize("finding", [RANK_HANG, RANK_STOPPED])
+class TestWhoIsNamedInATransition:
+    def test_goes_at_once_where_others_have_its_state(self, tmp_path: Path, finding: Finding) -> None:
+        async def work() -> None:
+            async with HoldingJob(tmp_path, TWO_BY_TWO) as job:
+                on(job, "n2").die()
+                await job.until_ordered()
+                stuck = on(job, "n1")  # n3 has the same layers
+                job.notices("n1", finding, stuck.address, method=Method.STATISTICS)
+                await job.breathe()
+                assert stuck not in job.living()
+                await job.settle()
+                assert job.events("state_lost") == []
+                assert ("n1", "new process") in job.rules
+
+        within(work())
+
+    def test_goes_at_once_if_it_is_new_and_holds_nothing(self, tmp_path: Path, finding: Finding) -> None:
+        async def work() -> None:
+            async with HoldingJob(tmp_path, TWO_BY_TWO) as job:
+                on(job, "n2").die()
+                await job.until_ordered()
+                new = on(job, "n2")
+                job.notices("n2", finding, new.address, method=Method.STATISTICS)
+                await job.breathe()
+                assert new not in job.living()
+                await job.settle()
+                assert job.events("state_lost") == []
+
+        within(work())
+
+    def test_is_asked_again_first_if_it_may_have_the_last_copy(
+        self, tmp_path: Path, finding: Finding
+    ) -> None:
+        async def work() -> None:
+            async with HoldingJob(tmp_path, TWO_BY_TWO) as job:
+                on(job, "n2").die()
+                await job.until_ordered()
+                last = on(job, "n4")
+                epoch = job.control._state.epoch
+                job.notices("n4", finding, last.address, method=Method.STATISTICS)
+                await job.breathe()
+                assert last in job.living()
+                assert job.control._state.epoch > epoch
+                assert any(isinstance(order, Cut) for order in last.inbox)
+                await job.settle()
+                assert last.alive
+                assert job.events("state_lost") == []
+
+        within(work())
+
+    def test_is_not_given_up_while_it_may_still_tell_of_the_last_copy(
+        self, tmp_path: Path, finding: Finding
+    ) -> None:
+        async def work() -> None:
+            async with HoldingJob(tmp_path, TWO_BY_TWO) as job:
+                on(job, "n2").die()
+                last = on(job, "n4")
+                await gathering(job, last)
+                job.notices("n4", finding, last.address, method=Method.STATISTICS)
+                await job.breathe()
+                assert last in job.living()
+                await job.settle()
+                assert job.events("state_lost") == []
+
+        within(work())
+
+    def test_does_not_keep_a_gathering_waiting_that_can_do_without_it(
+        self, tmp_path: Path, finding: Finding
+    ) -> None:
+        async def work() -> None:
+            async with HoldingJob(tmp_path, TWO_BY_TWO) as job:
+                on(job, "n2").die()
+                silent = on(job, "n1")
+                await gathering(job, silent)
+                job.notices("n1", finding, silent.address, method=Method.STATISTICS)
+                await job.breathe()
+                assert silent not in job.living()
                 await job.settle()
                 assert job.events("state_lost") == []
 

@@ -15,7 +15,8 @@ from tests.supervisor.watched_zygote import EPOCH
 from tests.supervisor.zygotes import Running
 from unicron_hpc.config import RecoverySettings
 from unicron_hpc.detect.hangs import RANK_HANG, RANK_STOPPED
-from unicron_hpc.planner.layout import Seat
+from unicron_hpc.planner.layout import Layout, Replica, Seat, Stage
+from unicron_hpc.runtime.orders import Rebuild, RebuildReport
 from unicron_hpc.supervisor.local_ranks import LocalRanks
 from unicron_hpc.supervisor.messages import Body, Noticed, RankExited, RankStarted
 from unicron_hpc.supervisor.rank_messages import Cut, RankAddress, Stop
@@ -30,9 +31,9 @@ def rank(slot: int) -> RankAddress:
 class Node:
     """A node's ranks, which train, and all that was reported."""
 
-    def __init__(self, folder: Path, one: Running) -> None:
+    def __init__(self, folder: Path, one: Running, recovery: RecoverySettings) -> None:
         self.reports: list[Body] = []
-        self.ranks = LocalRanks(folder, one.zygote, self._report, recovery=RecoverySettings())
+        self.ranks = LocalRanks(folder, one.zygote, self._report, recovery=recovery)
         self._news = asyncio.Event()
 
     def _report(self, body: Body) -> None:
@@ -63,11 +64,11 @@ class Node:
 
 
 @contextlib.asynccontextmanager
-async def training(folder: Path, count: int) -> AsyncIterator[Node]:
+async def training(folder: Path, count: int, recovery: RecoverySettings | None = None) -> AsyncIterator[Node]:
     (folder / "logs").mkdir()
     one = Running(folder, "tests.supervisor.watched_zygote")
     one.zygote.start()
-    here = Node(folder, one)
+    here = Node(folder, one, recovery or RecoverySettings())
     watching = asyncio.create_task(here.ranks.watch.run())
     try:
         await one.warm.wait()
@@ -149,5 +150,47 @@ def test_after_a_cut_only_the_coordinator_judges_unless_the_process_is_stopped(t
             os.kill(here.pid(0), signal.SIGSTOP)  # nobody else sees that before the transition's time is up
             await here.until(lambda: 0 in here.named())
             assert (here.named()[0].finding, here.named()[0].epoch) == (RANK_STOPPED, EPOCH + 1)
+
+    within(work())
+
+
+def test_in_a_transition_who_is_stuck_in_its_own_work_is_named_and_who_waits_or_reads_is_not(
+    tmp_path: Path,
+) -> None:
+    words = ["build", "bring", "move", "load"]
+    soon = RecoverySettings(iteration_failure_floor=0.2, transition_timeout=1.0)
+
+    async def work() -> None:
+        async with training(tmp_path, len(words), soon) as here:
+            for slot, word in enumerate(words):
+                here.ranks.tell(rank(slot), Cut(EPOCH + 1))
+                here.ranks.tell(rank(slot), Stop(word))
+            await here.until(lambda: here.named().keys() >= {0, 1})
+            assert here.named().keys() == {0, 1}
+            for noticed in here.named().values():
+                assert (noticed.finding, noticed.epoch) == (RANK_HANG, EPOCH + 1)
+                assert f"of the transition to epoch {EPOCH + 1}" in noticed.detail
+                assert "in _iterate" in noticed.detail or "in wait" in noticed.detail
+
+    within(work(), 60.0)
+
+
+def test_what_places_took_others_is_the_measure_for_the_next(tmp_path: Path) -> None:
+    def report(seconds: float, kept: bool) -> RebuildReport:
+        return RebuildReport(1, seconds, 9.0, seconds, seconds, 9.0, kept, {})
+
+    def order(layers: int) -> Rebuild:
+        whole = Replica((Stage(0, layers - 1, (0,)),), 0, 1)
+        return Rebuild(1, 0, Layout(layers, 1, 1, (whole,), (Seat("n1", 0),)), 0)
+
+    async def work() -> None:
+        async with training(tmp_path, 2) as here:
+            watch = here.ranks.watch
+            watch.ordered(rank(0), order(2))
+            assert watch._ranks[rank(0)].watch.transition_work is None
+            watch.ready(rank(0), report(5.0, kept=True))  # says nothing of who builds its chunk
+            watch.ready(rank(0), report(1.0, kept=False))
+            watch.ordered(rank(1), order(4))
+            assert watch._ranks[rank(1)].watch.transition_work == 6.0
 
     within(work())

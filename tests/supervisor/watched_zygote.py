@@ -79,6 +79,19 @@ class Rank:
             case "exchange":
                 self._marks.enter(WorkPhase.EXCHANGE)
                 forever.wait()
+            case "build":
+                self._marks.take(WorkPhase.CHUNK, epoch=EPOCH + 1)
+                while True:
+                    pass
+            case "bring":
+                self._marks.take(WorkPhase.STATE, epoch=EPOCH + 1)
+                forever.wait()
+            case "move":
+                self._marks.take(WorkPhase.MOVE, epoch=EPOCH + 1)
+                forever.wait()
+            case "load":
+                self._marks.take(WorkPhase.LOAD, epoch=EPOCH + 1)
+                forever.wait()
             case "hold the lock":
                 self._marks.enter(WorkPhase.ALL_REDUCE)
                 while True:

@@ -3,7 +3,9 @@
 The clock that counts runs only while the thread could have run: time in which it was ready and waited for a
 processor is taken out, and so is the time in which the one who looks did not run himself. A rank that waits
 for others is their victim. One that is stuck in its own work, or stopped anywhere, is named when that takes
-longer than the factor (3, as in Unicron) times what an iteration, or this phase, usually takes.
+longer than the factor (3, as in Unicron) times what an iteration, or this phase, usually takes. In a
+transition, where nothing is usual, a single step may take twice that factor times what the whole of it took
+others on this node.
 """
 
 from __future__ import annotations
@@ -11,7 +13,15 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from unicron_hpc.detect.phases import COMPUTE, OWN, TRANSITION, WAITING, WorkPhase
+from unicron_hpc.detect.phases import (
+    COMPUTE,
+    OWN,
+    TRANSITION,
+    TRANSITION_WAITING,
+    UNLIMITED,
+    WAITING,
+    WorkPhase,
+)
 from unicron_hpc.detect.severity import Blame, Finding, Severity
 from unicron_hpc.detect.statistics import Series, Trend
 
@@ -32,6 +42,7 @@ LATEST = 16
 PATIENCE = 6
 #: Least time that an answer may take, in seconds of the clock that counts.
 ANSWER = 0.3
+_WAITS = WAITING | TRANSITION_WAITING
 
 
 class Stuck(enum.StrEnum):
@@ -103,11 +114,20 @@ class HangWatch:
         Times the usual duration that is a fault.
     floor
         `PATIENCE` times this may pass where there is no measure (a first iteration) or a disk is waited for.
+    transition
+        Seconds that a step of a transition may take where there is no measure, if that is longer.
+
+    Attributes
+    ----------
+    transition_work
+        Longest time that the own work of a transition can take it, by what others took; None if unknown.
     """
 
-    def __init__(self, factor: float, floor: float) -> None:
+    def __init__(self, factor: float, floor: float, transition: float = 0.0) -> None:
         self._factor = factor
         self._floor = floor
+        self._transition = transition
+        self.transition_work: float | None = None
         self._iteration = Series()
         self._before = 0.0
         self._phases = {phase: Series() for phase in COMPUTE}
@@ -189,7 +209,7 @@ class HangWatch:
         if self._accused == sample.count:
             return None
         stuck = self._stuck(sample)
-        if stuck is not Stuck.STOPPED and (sample.phase is WorkPhase.IDLE or sample.phase in TRANSITION):
+        if stuck is not Stuck.STOPPED and sample.phase is WorkPhase.IDLE:
             return None
         limit = self.limit(sample.phase, stuck)
         if stuck is None or limit is None or self._still < limit:
@@ -211,7 +231,7 @@ class HangWatch:
     def question(self) -> int | None:
         """A number for the rank to repeat, if it has waited for long: does its interpreter run at all?"""
         last = self._last
-        if last is None or self._asked or not (self._waits or last.phase in WAITING):
+        if last is None or self._asked or not (self._waits or last.phase in _WAITS):
             return None
         half = (self.limit(last.phase, Stuck.HELD) or 0.0) / 2
         if self._still < max(half, self._next_question):
@@ -238,9 +258,14 @@ class HangWatch:
         stuck
             How the rank looks.
         """
-        if stuck is not Stuck.STOPPED and (self._compiles or phase is WorkPhase.CHECKPOINT):
+        if stuck is not Stuck.STOPPED and (self._compiles or phase in UNLIMITED):
             return None  # as long as the compiler or the disk takes
         usual = max(self.usual, (self._phases[phase].usual() or 0.0) if phase in self._phases else 0.0)
+        if stuck is not Stuck.STOPPED and phase in TRANSITION:
+            unknown = max(PATIENCE * self._floor, self._transition)
+            if stuck is Stuck.BLOCKED or self.transition_work is None:
+                return unknown
+            return max(self._floor, 2 * self._factor * max(usual, self.transition_work))
         if len(self._iteration) < ENOUGH:
             known = max(self._floor, 2 * self._factor * usual)
             stopped = stuck is Stuck.STOPPED  # however long its work may take, it does none
@@ -256,7 +281,7 @@ class HangWatch:
             return Stuck.STOPPED
         if sample.state in ("t", "Z", "X", ""):
             return None  # a debugger has it, or it is dead, which others see
-        if self._waits or sample.phase in WAITING:
+        if self._waits or sample.phase in _WAITS:
             unheard = self._asked and self._unanswered >= self._answer_within
             return Stuck.HELD if unheard and sample.state != "D" else None
         return {"R": Stuck.LOOPING, "D": Stuck.BLOCKED}.get(sample.state, Stuck.SLEEPING)

@@ -24,6 +24,10 @@ class WorkPhase(enum.IntEnum):
     OPTIMIZER = 11
     REPORT = 12  # between two iterations
     CHECKPOINT = 13
+    # More of a transition.
+    RELEASE = 14  # leaves the epoch before
+    MOVE = 15  # waits for state, or until it is sent
+    LOAD = 16  # reads a checkpoint
 
     @property
     def title(self) -> str:
@@ -39,5 +43,9 @@ OWN = frozenset(
 )
 #: Work whose time is the rank's own speed: what a straggler is known by.
 COMPUTE = frozenset({WorkPhase.DATA, WorkPhase.FORWARD, WorkPhase.BACKWARD, WorkPhase.OPTIMIZER})
-#: A transition has its own time limit, and every rank waits in it.
-TRANSITION = frozenset({WorkPhase.GROUPS, WorkPhase.CHUNK, WorkPhase.STATE, WorkPhase.WARM_UP})
+#: Parts of a transition in which a rank waits for others, and in which it works for itself; the rest is disk.
+TRANSITION_WAITING = frozenset({WorkPhase.GROUPS, WorkPhase.MOVE, WorkPhase.WARM_UP})
+TRANSITION_OWN = frozenset({WorkPhase.RELEASE, WorkPhase.CHUNK, WorkPhase.STATE})
+TRANSITION = TRANSITION_WAITING | TRANSITION_OWN | {WorkPhase.LOAD}
+#: What takes as long as the disk takes.
+UNLIMITED = frozenset({WorkPhase.CHECKPOINT, WorkPhase.LOAD})

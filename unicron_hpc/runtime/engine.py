@@ -91,7 +91,7 @@ class Engine:
         self._guard = SocketGuard()
         self._epoch = -1
         self._cut_before = -1
-        self._inventory = Inventory(self._device, load_units)
+        self._inventory = Inventory(self._device, load_units, self._marks)
         self._chunk: Chunk | None = None
         self._place: Place | None = None
         self._worker = Worker()
@@ -152,7 +152,7 @@ class Engine:
         StateMismatch
             When state here or from a peer is not what the order says.
         """
-        self._marks.take(WorkPhase.GROUPS, epoch=order.epoch)
+        self._marks.take(WorkPhase.RELEASE, epoch=order.epoch)
         self._release()
         self._epoch = order.epoch
         with self._faults():
@@ -160,6 +160,7 @@ class Engine:
             clock = Clock()
             committed = self._settle_pending(order)
             commit_seconds = clock.lap()
+            self._marks.enter(WorkPhase.GROUPS)
             guard, chunk = self._guard, self._chunk
             if order.only_sends:
                 report = self._worker.call(

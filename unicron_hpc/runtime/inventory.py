@@ -8,12 +8,14 @@ from pathlib import Path
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from unicron_hpc.detect.phases import WorkPhase
 from unicron_hpc.planner.movement import HeldUnit
 from unicron_hpc.runtime.attempt import Attempt
 from unicron_hpc.runtime.faults import StateMismatch
 from unicron_hpc.runtime.initial import initial_state
 from unicron_hpc.runtime.migration import move_states
 from unicron_hpc.runtime.orders import Rebuild
+from unicron_hpc.runtime.phase_page import PhaseMarks
 from unicron_hpc.runtime.unit_map import UnitSpec
 from unicron_hpc.runtime.unit_state import UnitState, UnitStates
 
@@ -23,9 +25,22 @@ Key = tuple[str, int]
 
 
 class Inventory:
-    """Whole, checked unit states; whatever is only half here is not in it."""
+    """Whole, checked unit states; whatever is only half here is not in it.
 
-    def __init__(self, device: torch.device, load_units: UnitLoader | None) -> None:
+    Parameters
+    ----------
+    device
+        Where they are.
+    load_units
+        Reads units from a checkpoint folder; None where that never happens.
+    marks
+        Where the rank says what it is doing.
+    """
+
+    def __init__(
+        self, device: torch.device, load_units: UnitLoader | None, marks: PhaseMarks | None = None
+    ) -> None:
+        self._marks = marks or PhaseMarks()
         self._device = device
         self._load_units = load_units
         self._states: dict[Key, UnitState] = {}
@@ -97,7 +112,14 @@ class Inventory:
                 _bytes(state) for key, state in self._states.items() if key in needed and key not in moved
             )
             sources["peer"] = move_states(
-                order.moves, order.rank, self._states, needed, order.iteration, self._device, keep
+                order.moves,
+                order.rank,
+                self._states,
+                needed,
+                order.iteration,
+                self._device,
+                keep,
+                self._marks,
             )
             if order.initial and order.iteration == 0:
                 sources["seed"] = self._initialise(needed, config, seed, keep)
@@ -110,7 +132,18 @@ class Inventory:
 
     def send(self, order: Rebuild) -> None:
         """Send what the order says, and take nothing."""
-        move_states(order.moves, order.rank, self._states, {}, order.iteration, self._device, lambda _: None)
+        self._marks.take(WorkPhase.STATE)
+        move_states(
+            order.moves,
+            order.rank,
+            self._states,
+            {},
+            order.iteration,
+            self._device,
+            lambda _: None,
+            self._marks,
+        )
+        self._marks.enter(WorkPhase.MOVE)
 
     def _initialise(
         self,
@@ -122,6 +155,7 @@ class Inventory:
         made = 0
         for key, spec in needed.items():
             held = self._states.get(key)
+            self._marks.enter(WorkPhase.STATE)
             if held is None or held.iteration != 0:  # what others have lost begins anew everywhere
                 state = initial_state(spec, config, seed, self._device)
                 keep(state)
@@ -131,7 +165,9 @@ class Inventory:
     def _load(self, path: Path, specs: Iterable[UnitSpec], keep: Callable[[UnitState], None]) -> int:
         if self._load_units is None:
             raise StateMismatch(f"ordered to load {path}, but this rank has no loader")
+        self._marks.enter(WorkPhase.LOAD)
         loaded = list(self._load_units(path, specs))
+        self._marks.enter(WorkPhase.STATE)
         for state in loaded:
             state.flat = state.flat.to(self._device)
             keep(state)

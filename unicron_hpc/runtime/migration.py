@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from unicron_hpc.detect.phases import WorkPhase
 from unicron_hpc.planner.movement import Move
 from unicron_hpc.runtime.faults import StateMismatch
+from unicron_hpc.runtime.phase_page import PhaseMarks
 from unicron_hpc.runtime.unit_map import UnitSpec
 from unicron_hpc.runtime.unit_state import UnitState, UnitStates
 
@@ -33,6 +35,7 @@ def move_states(
     iteration: int,
     device: torch.device,
     arrived: Callable[[UnitState], None],
+    marks: PhaseMarks,
 ) -> int:
     """Send and receive this rank's part of `moves` over the world group.
 
@@ -46,6 +49,8 @@ def move_states(
         Committed iterations that moved state must contain.
     arrived
         Called with each unit once it is whole and checked.
+    marks
+        Where it says whether it works or waits, anew with each unit.
 
     Returns
     -------
@@ -64,6 +69,7 @@ def move_states(
     sending: list[dist.Work] = []
     keep: list[torch.Tensor] = []
     for tag, move in outgoing:
+        marks.enter(WorkPhase.STATE)
         state = held[move.unit, move.tensor_index]
         header = _header(state)
         payload = state.flat
@@ -72,12 +78,15 @@ def move_states(
     received = 0
     payloads: list[tuple[_Arriving, torch.Tensor, dist.Work]] = []
     for tag, item in arriving.items():
+        marks.enter(WorkPhase.MOVE)
         item.header_work.wait()
         _check_header(item, iteration)
         flat = torch.empty(3, item.spec.numel, device=device)
         payloads.append((item, flat, _irecv(flat, item.move.source, 2 * tag + 1)))
     for item, flat, work in payloads:
+        marks.enter(WorkPhase.MOVE)
         work.wait()
+        marks.enter(WorkPhase.STATE)
         state = item.spec.state(flat, iteration)
         if _digest_words(state) != item.header[2:].tolist():
             raise StateMismatch(
@@ -86,8 +95,10 @@ def move_states(
             )
         arrived(state)
         received += flat.numel() * flat.element_size()
+    marks.enter(WorkPhase.MOVE)
     for work in sending:
         work.wait()
+    marks.enter(WorkPhase.STATE)
     return received
 
 

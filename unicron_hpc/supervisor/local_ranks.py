@@ -161,6 +161,7 @@ class LocalRanks:
             self.watch.cut(address, order.epoch)
         if isinstance(order, RebuildOrder):
             rank.epoch = order.rebuild.epoch
+            self.watch.ordered(address, order.rebuild)
         with contextlib.suppress(ConnectionError):
             rank.writer.write(frame(order))
 
@@ -274,6 +275,8 @@ class LocalRanks:
                     continue
                 elif isinstance(said, RankReady | RankHeld | RankFault):
                     self._background(self._mark(rank))
+                if isinstance(said, RankReady):
+                    self.watch.ready(rank.address, said.report)
                 self._report(RankSaid(rank.address, said, time.time()))
         except (asyncio.IncompleteReadError, ConnectionError):
             return

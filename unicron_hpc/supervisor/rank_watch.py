@@ -7,6 +7,7 @@ import contextlib
 import linecache
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 
@@ -24,8 +25,10 @@ from unicron_hpc.detect.hangs import (
     Stuck,
     Suspicion,
 )
-from unicron_hpc.detect.phases import WorkPhase
+from unicron_hpc.detect.phases import TRANSITION, WorkPhase
 from unicron_hpc.detect.severity import Finding, Method
+from unicron_hpc.detect.transition_work import TransitionWork
+from unicron_hpc.runtime.orders import Rebuild, RebuildReport
 from unicron_hpc.runtime.phase_page import Mark, Pace, PhasePage
 from unicron_hpc.supervisor import stacks, threads
 from unicron_hpc.supervisor.in_time import in_time
@@ -58,6 +61,7 @@ class Watched:
         self.watch = watch
         self.mark: Mark | None = None
         self.cut_epoch = 0
+        self.layers = 0
         self.paces = 0
         self.traced = 0
         self.delays: dict[int, float] = {}
@@ -93,19 +97,25 @@ class RankWatch:
         self._report = report
         self._ask = ask
         self._ranks: dict[RankAddress, Watched] = {}
+        self._work: defaultdict[str, TransitionWork] = defaultdict(TransitionWork)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, address: RankAddress, process: RankProcess, page: PhasePage) -> None:
         """A process was started."""
-        factor, floor = self._recovery.iteration_failure_factor, self._recovery.iteration_failure_floor
-        self._ranks[address] = Watched(address, process, page, HangWatch(factor, floor))
+        recovery = self._recovery
+        watch = HangWatch(
+            recovery.iteration_failure_factor,
+            recovery.iteration_failure_floor,
+            transition=recovery.transition_timeout / 2,
+        )
+        self._ranks[address] = Watched(address, process, page, watch)
 
     def remove(self, address: RankAddress) -> None:
         """It is gone."""
         self._ranks.pop(address, None)
 
     def cut(self, address: RankAddress, epoch: int) -> None:
-        """The rank was told to stop for a new epoch: until it is there, only the coordinator judges it.
+        """The rank was told to stop for a new epoch: until it begins that, only the coordinator judges it.
 
         But for a process that is stopped: it may have told the coordinator what it holds before, and then
         all the others wait for it.
@@ -113,6 +123,20 @@ class RankWatch:
         rank = self._ranks.get(address)
         if rank is not None:
             rank.cut_epoch = max(rank.cut_epoch, epoch)
+
+    def ordered(self, address: RankAddress, order: Rebuild) -> None:
+        """The rank was told to take a place."""
+        rank = self._ranks.get(address)
+        if rank is not None:
+            rank.layers = 0 if order.only_sends else order.layout.position(order.rank).stage.num_layers
+            rank.watch.transition_work = self._work[address.task].longest(rank.layers)
+
+    def ready(self, address: RankAddress, report: RebuildReport) -> None:
+        """It has taken it."""
+        rank = self._ranks.get(address)
+        if rank is not None and rank.layers and not report.chunk_kept:
+            seconds = report.commit_seconds + report.chunk_seconds + report.state_seconds
+            self._work[address.task].took(seconds, rank.layers)
 
     def answered(self, address: RankAddress, number: int) -> None:
         """The rank has answered a question."""
@@ -242,7 +266,7 @@ class RankWatch:
     def _accuse(self, rank: Watched, mark: Mark, suspicion: Suspicion, where: str, seen: float) -> None:
         detail = (
             f"{_name(rank)}: {suspicion.stuck} for {suspicion.still:.2f} s in {mark.phase.title} of "
-            f"iteration {mark.iteration} (micro-batch {mark.micro_batch}); the limit is "
+            f"{_at(mark)}; the limit is "
             f"{suspicion.limit:.2f} s, an iteration usually takes {suspicion.usual:.3f} s; "
             f"threads: {threads.describe(rank.process.pid)}{where}"
         )
@@ -293,6 +317,12 @@ def _longest_delay(rank: Watched) -> float:
         return 0.0
     before, rank.delays = rank.delays, threads.delays(rank.process.pid)
     return max((delay - before.get(thread, delay) for thread, delay in rank.delays.items()), default=0.0)
+
+
+def _at(mark: Mark) -> str:
+    if mark.phase in TRANSITION:
+        return f"the transition to epoch {mark.epoch}"
+    return f"iteration {mark.iteration} (micro-batch {mark.micro_batch})"
 
 
 def _name(rank: Watched) -> str:

@@ -7,9 +7,11 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
+import msgspec
+
 from unicron_hpc.config import RecoverySettings, TaskSettings
 from unicron_hpc.detect.progress import Progress
-from unicron_hpc.detect.severity import TASK_HANG, Method
+from unicron_hpc.detect.severity import TASK_HANG, Method, Severity
 from unicron_hpc.planner.calibrate import Measured
 from unicron_hpc.planner.candidate import Candidate
 from unicron_hpc.planner.layout import Layout, Seat
@@ -299,12 +301,18 @@ class TaskControl:
 
     def on_noticed(self, noticed: Noticed) -> None:
         """An agent has found something out about one of its ranks, from outside."""
-        if noticed.rank is None or self.finished:
+        address = noticed.rank
+        if address is None or self.finished:
             return
-        running = self._state.seats.find(noticed.rank) is not None and not self.in_transition
-        if running and noticed.method is Method.STATISTICS:
-            self._dump_stacks()
-        self._faults.noticed(noticed.rank, noticed)
+        process = self._state.seats.find(address)
+        if process is not None and noticed.method is Method.STATISTICS:
+            if not self.in_transition:
+                self._dump_stacks()
+            elif noticed.finding.severity is Severity.SEV2 and not self._transitions.can_spare(process):
+                # It may have the last copy of something: the next attempt asks for that, and waits longer.
+                again = msgspec.structs.replace(noticed.finding, severity=Severity.SEV3)
+                noticed = msgspec.structs.replace(noticed, finding=again)
+        self._faults.noticed(address, noticed)
 
     def on_node_noticed(self, node: str, noticed: Noticed) -> bool:
         """An agent has found something out about its node; True where that explains a fault of this task."""

@@ -178,20 +178,27 @@ class Transition:
         """Processes that listen and have not told what they hold."""
         return [p for p in self._state.seats if p.said_hello and p.held_epoch != self.epoch]
 
-    def _told(self) -> Resume:
+    def _told(self, without: RankProcessState | None = None) -> Resume:
         """Where training goes on by what has been told for this epoch."""
-        told = [p for p in self._state.seats if p.held_epoch == self.epoch]
+        told = [p for p in self._state.seats if p.held_epoch == self.epoch and p is not without]
         return resume_point({p.address.seat: p.holdings for p in told if p.holdings is not None})
 
-    def _something_lacks(self) -> bool:
+    def _something_lacks(self, without: RankProcessState | None = None) -> bool:
         """Whether those who have spoken do not have the whole model: who is silent may have the last copy."""
         state = self._state
         if state.layout is None or state.running_epoch == 0:
             return False
         model = state.task.model
         whole = holders(state.layout, tied=model.tied, learned_positions=model.learned_positions)
-        told = self._told().units.values()
+        told = self._told(without).units.values()
         return not whole.keys() <= {(unit.unit, unit.tensor_index) for units in told for unit in units}
+
+    def can_spare(self, process: RankProcessState) -> bool:
+        """Whether others have all state that a process may hold, as far as that has been told."""
+        if self.gathering:
+            return not self._something_lacks(without=process)
+        seat = process.address.seat
+        return expendable([seat], self._resume.units) == [seat]
 
     def give_up_on(self, process: RankProcessState) -> None:
         """Have a process killed; it is out of the plan at once, whenever it really ends."""

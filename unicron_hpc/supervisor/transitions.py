@@ -76,6 +76,10 @@ class Transitions:
         """Whether one is under way that still takes news of more faults into account."""
         return self.under_way and self._current is not None and self._current.gathering
 
+    def can_spare(self, process: RankProcessState) -> bool:
+        """Whether a process can go without the last copy of some state; also where none is under way."""
+        return not self.under_way or self._current is None or self._current.can_spare(process)
+
     def begin(self) -> None:
         """Begin the next epoch, unless the incident has had all its attempts."""
         if self._closed:
