@@ -223,7 +223,7 @@ class TestStatus:
     def test_says_when_only_the_journal_is_known(self, run_folder: Path, slurm: Slurm) -> None:
         slurm.told = SlurmError("no answer within 10 s")
         status = shown(run_folder)
-        assert "is not known" in status["note"]
+        assert status["note"].endswith("is not known; this is what its journal said last")
         assert status["cause"] == ""
         told = CliRunner().invoke(main, ["status", str(run_folder)], env={"COLUMNS": "200"})
         assert status["note"] in told.output

@@ -69,7 +69,8 @@ def ask_others(status: dict[str, Any]) -> dict[str, Any]:
         return status
     if found.over:
         return {**status, "state": found.state, "cause": status["cause"] or found.words}
-    return {**status, "state": found.state or status["state"], "note": found.words}
+    last = "; this is what its journal said last" if found.words and not found.state else ""
+    return {**status, "state": found.state or status["state"], "note": f"{found.words}{last}"}
 
 
 def _show(status: dict[str, Any]) -> None:
