@@ -100,6 +100,10 @@ class _Court:
         self.reports = _with_memory_kills(reports, self.nodes)
         self.start = min((report.time for report in reports), default=0.0)
         self.wanted = min((r.time for r in reports if r.finding == WANTED_END), default=math.inf)
+        self.sections: dict[int | str, list[Report]] = defaultdict(list)
+        for r in self.reports:
+            if r.sign in (Sign.SECTION, Sign.SECTION_OVER):
+                self.sections[_who(r)].append(r)
         # When each rank first complained, and first was silent without having said so; reversed, so that the
         # earliest stays.
         self.complained = {r.rank: r.time for r in reversed(self.reports) if _complains(r)}
@@ -138,12 +142,9 @@ class _Court:
         found = accused(self.reports, complaints, self.structure.groups, TOGETHER)
         if found.ranks:
             return self._compose(found.ranks, found.finding, found.cause, [found.why], told)
-        if all(report.sign is Sign.ENDED for report in complaints):
-            if all(report.finding == FINISHED for report in complaints):
-                return Verdict(evidence=tuple(map(self._sentence, self.reports)))
-            ended = {report.rank for report in complaints}
-            if len(ended) > 1:
-                return self._compose((), WANTED_END, first, [], told)
+        ended = {report.rank for report in complaints if report.sign is Sign.ENDED}
+        if len(ended) > 1 and all(report.sign is Sign.ENDED for report in complaints):
+            return self._compose((), WANTED_END, first, [], told)
         return self._compose((), first.finding or UNKNOWN_EXCEPTION, first, [], told)
 
     # ------------------------------------------------------------ how much a report says
@@ -155,7 +156,7 @@ class _Court:
             case Sign.SECTION | Sign.SECTION_OVER | Sign.RESTART | Sign.MEMORY_KILL:
                 return None
             case Sign.ENDED:
-                return _Strength.COLLATERAL
+                return None if finding == FINISHED else _Strength.COLLATERAL
             case Sign.SILENT:
                 if self._excused(report):
                     return None
@@ -203,12 +204,9 @@ class _Court:
     def _excused(self, silence: Report) -> bool:
         """Whether the rank had said that it would be busy, and had not said that it is done."""
         busy = False
-        for report in self.reports:
-            if self._place(report) == self._place(silence) and report.time <= silence.time:
-                if report.sign is Sign.SECTION:
-                    busy = True
-                elif report.sign is Sign.SECTION_OVER:
-                    busy = False
+        for report in self.sections[_who(silence)]:
+            if report.time <= silence.time:
+                busy = report.sign is Sign.SECTION
         return busy
 
     def _error_of_its_node(self, first: Report, told: list[tuple[_Strength, Report]]) -> Report:
@@ -327,6 +325,11 @@ class _Court:
         return text
 
 
+def _who(report: Report) -> int | str:
+    """The rank that it is about, else the node."""
+    return report.node if report.rank is None else report.rank
+
+
 def _of_node(report: Report) -> bool:
     """Whether the report is of an error of the node itself."""
     finding = report.finding
@@ -354,24 +357,29 @@ def _weight(strength: _Strength, report: Report) -> tuple[object, ...]:
 
 
 def _with_memory_kills(reports: list[Report], nodes: Mapping[int, str]) -> list[Report]:
-    """The reports, with deaths by SIGKILL explained by kills for want of memory on the same node."""
+    """The reports, with deaths by SIGKILL explained by kills for want of memory on the same node.
+
+    A kill of a rank that nobody else reported is that rank's death.
+    """
+
+    def explains(kill: Report, death: Report) -> bool:
+        node = death.node or nodes.get(-1 if death.rank is None else death.rank, "")
+        return (
+            abs(kill.time - death.time) <= MEMORY_WINDOW
+            and (not node or not kill.node or kill.node == node)
+            and (kill.rank is None or kill.rank == death.rank)
+        )
+
     kills = [report for report in reports if report.sign is Sign.MEMORY_KILL]
-    explained = []
-    for report in reports:
-        node = report.node or nodes.get(-1 if report.rank is None else report.rank, "")
-        if (
-            report.finding is not None
-            and report.finding.error in _KILLS
-            and any(
-                abs(kill.time - report.time) <= MEMORY_WINDOW
-                and (not node or not kill.node or kill.node == node)
-                and (kill.rank is None or kill.rank == report.rank)
-                for kill in kills
-            )
-        ):
-            report = msgspec.structs.replace(report, finding=HOST_MEMORY, sign=Sign.FAULT, vague=False)
-        explained.append(report)
-    return explained
+    deaths = [r for r in reports if r.finding is not None and r.finding.error in _KILLS]
+    explained = {death for death in deaths if any(explains(kill, death) for kill in kills)}
+    explained |= {k for k in kills if k.rank is not None and not any(explains(k, death) for death in deaths)}
+    return [
+        msgspec.structs.replace(report, finding=HOST_MEMORY, sign=Sign.FAULT, vague=False)
+        if report in explained
+        else report
+        for report in reports
+    ]
 
 
 def _is_kill(report: Report) -> bool:

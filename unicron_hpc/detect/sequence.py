@@ -31,24 +31,37 @@ _SILENT = re.compile(
 )
 _MEMORY = re.compile(r"\boom|oom_?kill", re.IGNORECASE)
 _NODE_LOST = re.compile(
-    r"(?:node|agent|coordinator)[_ ]?(?:lost|down|fail|dead|gone)|lost_?(?:connection|node)|heartbeat_lost",
+    r"(?:node|agent|coordinator)[_ ]?(?:lost|down|fail|dead|gone|reboot)|lost_?(?:connection|node)"
+    r"|reboot|power(?:ed)?[_ ]?off",
     re.IGNORECASE,
 )
 #: An earlier failure that was mended by a new process; reports without an event are of such ones.
 _RESTARTED = re.compile(r"(?:rank|process|worker)?[ _]?restart(?:ed)?", re.IGNORECASE)
 #: Ends that somebody wanted.
-_WANTED = re.compile(r"scancel|\bcancell?ed|preempt|requeue|time[ _]?limit", re.IGNORECASE)
+_WANTED = re.compile(r"scancel|(?<![a-z])cancell?ed|preempt|requeue|time[ _]?limit", re.IGNORECASE)
 #: What was taken note of while others failed.
 _NOTED = re.compile(r"stack[ _]?(?:dump|trace)|^stacks?$|^dump|py-?spy|faulthandler", re.IGNORECASE)
 _NOTE = Finding("taken note of", Severity.INFO, Blame.NOBODY)
 _SLOW = re.compile(r"\bslow|straggl", re.IGNORECASE)
-_PANIC = re.compile(r"kernel[_ ]?panic", re.IGNORECASE)
+_HEARTBEAT = re.compile(r"heart_?beat", re.IGNORECASE)
+#: How people call what the table knows by its text.
+_CALLED = {
+    re.compile(words, re.IGNORECASE): text
+    for words, text in (
+        (r"kernel[_ ]?panic", "Kernel panic - not syncing"),
+        (r"(?:cuda|gpu)[_ ]?oom", "CUDA out of memory"),
+        (r"ecc(?:[_ ]?(?:uncorrect(?:able|ed)|dbe|double.?bit))?", "uncorrectable ECC error encountered"),
+        (r"gpu[_ ](?:lost|gone|f[ea]ll.*bus)", "GPU has fallen off the bus"),
+        (r"peer[_ ]?(?:lost|gone|died|dead|reset|closed)", "Connection closed by peer"),
+    )
+}
 _XID = re.compile(r"xid[ _:]*(?P<number>\d{1,4})", re.IGNORECASE)
 _SECTION_OVER = {"section_end", "section over", "section_over", "section_done"}
 #: Signals with which a process is asked to end.
 _ASKED = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
 _STOPPED = {signal.SIGSTOP, signal.SIGTSTP}
 _SIGNALS = {number.name.removeprefix("SIG"): int(number) for number in signal.Signals}
+_SIGNALS["SEGFAULT"] = int(signal.SIGSEGV)
 
 
 def read_report(entry: Mapping[str, Any], table: Table | None = None) -> Report:
@@ -121,17 +134,22 @@ def _meaning(entry: Mapping[str, Any], event: str, table: Table) -> tuple[Sign, 
         return Sign.FAULT, _NOTE, False, event
     if _NODE_LOST.search(event):
         return Sign.FAULT, LOST_CONNECTION, False, event
-    if _PANIC.fullmatch(event):
-        event = "Kernel panic - not syncing"
-    if row := table.find(event, exception=True) or table.find(event.replace("_", " "), exception=True):
+    if _HEARTBEAT.search(event):
+        return _silence(entry, event)
+    text = next((text for words, text in _CALLED.items() if words.fullmatch(event)), event)
+    if row := table.find(text, exception=True) or table.find(event.replace("_", " "), exception=True):
         return Sign.FAULT, row.finding, row.vague, event
     if _SLOW.search(event):
         return Sign.FAULT, SLOW, False, event
     if _SILENT.search(event):
-        # A node of which nothing is heard, and not one of its ranks, is lost.
-        whole = entry.get("rank") is None and bool(entry.get("node"))
-        return Sign.SILENT, LOST_CONNECTION if whole else NOT_ANSWERING, False, event
+        return _silence(entry, event)
     return Sign.FAULT, None, True, event
+
+
+def _silence(entry: Mapping[str, Any], event: str) -> tuple[Sign, Finding, bool, str]:
+    # A node of which nothing is heard, and not one of its ranks, is lost.
+    whole = entry.get("rank") is None and bool(entry.get("node"))
+    return Sign.SILENT, LOST_CONNECTION if whole else NOT_ANSWERING, False, event
 
 
 def _status(entry: Mapping[str, Any], event: str) -> int | None:
