@@ -54,24 +54,24 @@ def tell(findings: Sequence[LogFinding]) -> Story:
     reports = _reports(ordered, [times[k] for k in order])
     verdict = judge([report for report in reports if report is not None])
     cause = None
-    if verdict.cause is not None and verdict.finding and not verdict.finding.collateral:
-        cause = next(
-            k for k, report in enumerate(reports) if report and report.detail == verdict.cause.detail
-        )
+    named = verdict.cause
+    if named is not None and named.sign is not Sign.ENDED and named.finding and not named.finding.collateral:
+        cause = next(k for k, report in enumerate(reports) if report and report.detail == named.detail)
     cause = _wanted_end(ordered, _fuller(ordered, cause))
     return Story(ordered, cause, _consequences(ordered, cause, verdict), verdict)
 
 
 def _times(findings: Sequence[LogFinding]) -> list[float]:
-    """A time for every finding: its own, else that of the one before it in the file, else the earliest."""
+    """Seconds since the earliest: by its own time, else by that of the one before it in the file, else 0."""
     earliest = min((f.time for f in findings if f.time is not None), default=0.0)
     before: dict[str, float] = {}
     times = []
     for finding in findings:
         time = before.get(finding.file, earliest) if finding.time is None else finding.time
         before[finding.file] = time
-        # The clocks of logs are coarse: of one moment, the lines tell the order.
-        times.append(time + min(finding.line_number, 10**6) * 1e-9)
+        # The clocks of logs are coarse: of one moment, the lines tell the order. Unix time itself is too large a
+        # number to have such digits.
+        times.append(time - earliest + min(finding.line_number, 10**6) * 1e-9)
     return times
 
 
