@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -25,8 +26,9 @@ from unicron_hpc.config.sections import CheckpointSettings, DataSettings, ModelS
 from unicron_hpc.config.settings import TaskSettings
 from unicron_hpc.planner.layout import Layout, Replica, Seat, Stage
 from unicron_hpc.planner.movement import Move
+from unicron_hpc.planner.reuse import Reuse, Unfinished, plan_reuse
 from unicron_hpc.planner.units import holders
-from unicron_hpc.runtime import attempt
+from unicron_hpc.runtime import attempt, gradients
 from unicron_hpc.runtime.engine import Engine
 from unicron_hpc.runtime.orders import Holdings, PendingCommit, Phase, Rebuild
 from unicron_hpc.runtime.store import ControlStore
@@ -63,8 +65,15 @@ class Numbers:
         self._shape = (task.train.fixed_micro_batch_size, task.model.seq_length)
         self._vocab = task.model.vocab_size
         self._masked = masked
+        #: What this process has been asked for, and for what it raises an exception.
+        self.read: list[tuple[int, int]] = []
+        self.fails_at: tuple[int, int] | None = None
 
     def micro_batch(self, iteration: int, index: int) -> dict[str, torch.Tensor]:
+        if self.fails_at == (iteration, index):
+            self.fails_at = None
+            raise Stalled
+        self.read.append((iteration, index))
         generator = torch.Generator().manual_seed(iteration * 1000 + index)
         rows, columns = self._shape
         # Easy to learn, so that losses fall: each token follows from the one before.
@@ -131,7 +140,7 @@ class Answer:
 class Rank:
     """One forked process."""
 
-    def __init__(self, task: TaskSettings, data: Any, store: Path, **engine: Any) -> None:
+    def __init__(self, task: TaskSettings, data: Any, store: Path, segment: int, **engine: Any) -> None:
         ours, theirs = Pipe()
         self.pipe = ours
         self.pid = os.fork()
@@ -139,6 +148,7 @@ class Rank:
             status = 1
             try:
                 ours.close()
+                gradients.SEGMENT = segment
                 _serve(theirs, task, data, store, engine)
                 status = 0
             except EOFError:
@@ -200,8 +210,8 @@ def _serve(
                 name, arguments = pipe.recv()
             except (EOFError, OSError):
                 os._exit(0)
-            if name == "cut_when_waiting":
-                _await_communication(engine)
+            if name in ("cut_when_waiting", "cut_when_summing"):
+                _await_communication(engine, commands, sums=name == "cut_when_summing")
                 name = "cut"
             if name == "cut":
                 over.append(arguments[0])
@@ -218,6 +228,9 @@ def _serve(
         "damage": lambda: _damage_digests(),
         "deafen": lambda: setattr(engine._guard, "cut", lambda: 0),
         "stall_commit": lambda spared: _stall_commit(engine, spared),
+        "stall_sums": lambda after: _stall_sums(after),
+        "read": lambda: list(data.read),
+        "fail_at": lambda iteration, index: setattr(data, "fails_at", (iteration, index)),
     }
     while True:
         name, arguments = commands.get()
@@ -225,16 +238,22 @@ def _serve(
             answer = Answer(actions[name](*arguments))
         except Exception as error:
             answer = Answer(None, type(error).__name__, traceback.format_exc())
+        commands.task_done()
         pipe.send(answer)
 
 
-def _await_communication(engine: Engine) -> None:
-    """Return once the engine's worker waits for a peer."""
-    while True:
+def _await_communication(engine: Engine, commands: queue.Queue[Any], *, sums: bool) -> None:
+    """Return once the engine's worker waits for a peer, or has ended.
+
+    If `sums`, for one that has yet to add its gradients or to agree on the commit.
+    """
+    while commands.unfinished_tasks:
         thread = engine._worker._thread
         frame = sys._current_frames().get(thread.ident) if thread else None
         if frame is not None and frame.f_code.co_filename.endswith(attempt._WAITING_FILES):
-            return
+            names = [function.name for function in traceback.extract_stack(frame)]
+            if not sums or "_finish_oldest" in names or "agree" in names:
+                return
         time.sleep(0.001)
 
 
@@ -246,7 +265,7 @@ def _damage_digests() -> None:
 
 
 class Stalled(Exception):
-    """Stands for a cut that comes while a rank is in the commit's reduction."""
+    """Stands for a fault, or a cut, that comes to a rank at this very place."""
 
 
 def _stall_commit(engine: Engine, spared: int) -> None:
@@ -265,22 +284,39 @@ def _stall_commit(engine: Engine, spared: int) -> None:
     commit.agree = stalled
 
 
+def _stall_sums(after: int) -> None:
+    """After so many sums of gradients this process learns of no more."""
+    finish = gradients.Gradients._finish_oldest
+    left = [after]
+
+    def stalled(self: gradients.Gradients) -> None:
+        if left[0] == 0:
+            gradients.Gradients._finish_oldest = finish
+            raise Stalled
+        left[0] -= 1
+        finish(self)
+
+    gradients.Gradients._finish_oldest = stalled
+
+
 @dataclass
 class World:
-    """Some ranks and where they meet."""
+    """Some ranks and where they meet; gradients are summed in segments of so many bytes."""
 
     task: TaskSettings
     store: Path
     data: Any = None
+    segment: int = gradients.SEGMENT
     engine: dict[str, Any] = field(default_factory=dict)
     ranks: list[Rank] = field(default_factory=list)
     epoch: int = -1
+    reuse: Reuse | None = None
 
     def __post_init__(self) -> None:
         self.data = self.data or Numbers(self.task)
 
     def fresh(self) -> Rank:
-        return Rank(self.task, self.data, self.store, **self.engine)
+        return Rank(self.task, self.data, self.store, self.segment, **self.engine)
 
     def start(self, plan: Layout) -> None:
         """A new training."""
@@ -292,10 +328,28 @@ class World:
         assert not any(a.error for a in answers), "\n".join(a.text for a in answers)
         return [a.value for a in answers]
 
-    def send_rebuild(self, plan: Layout, iteration: int = 0, **order: Any) -> None:
+    def send_rebuild(
+        self,
+        plan: Layout,
+        iteration: int = 0,
+        *,
+        unfinished: Mapping[int, Unfinished] | None = None,
+        **order: Any,
+    ) -> None:
+        """Order a new epoch; `unfinished` has what ranks kept of the next iteration, by their new numbers."""
         self.epoch += 1
+        model = self.task.model
+        reuse = plan_reuse(
+            unfinished or {},
+            plan,
+            iteration=iteration + 1,
+            tied=model.tied,
+            learned_positions=model.learned_positions,
+        )
+        self.reuse = reuse[0] if reuse else None
         for rank, process in enumerate(self.ranks):
-            process.send("rebuild", Rebuild(self.epoch, rank, plan, iteration, **order))
+            own = {"reuse": reuse[rank]} if reuse and rank in reuse else {}
+            process.send("rebuild", Rebuild(self.epoch, rank, plan, iteration, **order, **own))
 
     def try_rebuild(self, plan: Layout, iteration: int = 0, **order: Any) -> list[Answer]:
         self.send_rebuild(plan, iteration, **order)
@@ -351,7 +405,12 @@ class World:
         self.ranks = [self.fresh() if r is None else old[r] for r in survivors]
         by_rank = [None if r is None else _after(held[id(old[r])], iteration) for r in survivors]
         moves = moves_for(self.task, plan, by_rank, iteration)
-        return self.rebuild(plan, iteration, moves=moves, commit=commit)
+        unfinished = {
+            new: report
+            for new, r in enumerate(survivors)
+            if r is not None and (report := held[id(old[r])].unfinished)
+        }
+        return self.rebuild(plan, iteration, moves=moves, commit=commit, unfinished=unfinished)
 
     def close(self) -> None:
         for process in self.ranks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,6 +124,12 @@ class Chunk:
         """Make every parameter's gradient a view into the gradient buffers."""
         for key, parameter in self._parameters.items():
             parameter.grad = views[key]
+
+    def hide_gradients(self, units: Collection[tuple[str, int]]) -> None:
+        """Have the next backward pass add nothing to the gradients of some units; see `bind_gradients`."""
+        for (unit, _), parameter in self._parameters.items():
+            if (unit, self.key.tensor_index) in units:
+                parameter.grad = None
 
     def regroup(self, groups: ProcessGroupCollection) -> None:
         """Replace the groups of the epoch before wherever the model keeps them."""

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 
 import msgspec
@@ -18,32 +17,21 @@ from unicron_hpc.config.settings import TaskSettings
 from unicron_hpc.detect.phases import WorkPhase
 from unicron_hpc.runtime import commit, cpu_patches, groups
 from unicron_hpc.runtime.attempt import Attempt, Worker
-from unicron_hpc.runtime.chunk import Chunk, ChunkKey
+from unicron_hpc.runtime.chunk import Chunk
 from unicron_hpc.runtime.faults import GroupsCut, PeerLost, StateMismatch, WorkLeftBehind
-from unicron_hpc.runtime.gradients import Gradients
 from unicron_hpc.runtime.inject import Injections
 from unicron_hpc.runtime.inventory import Inventory, UnitLoader
-from unicron_hpc.runtime.iteration import MicroBatchSource, Passes
+from unicron_hpc.runtime.iteration import MicroBatchSource
 from unicron_hpc.runtime.optimizer import Adam, LearningRate, clip_factor
 from unicron_hpc.runtime.orders import Committed, Holdings, PendingCommit, Phase, Rebuild, RebuildReport
 from unicron_hpc.runtime.phase_page import PhaseMarks
-from unicron_hpc.runtime.rng import ContentTracker, DropoutSeeds
-from unicron_hpc.runtime.self_test import self_test
+from unicron_hpc.runtime.place import Clock, Place, Places
+from unicron_hpc.runtime.progress import Kept
 from unicron_hpc.runtime.sockets import SocketGuard
 from unicron_hpc.runtime.unit_state import UnitState, UnitStates
 
 #: Committed iterations that a rank remembers for those that must catch up.
 RECENT = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """What a rank computes with in one epoch."""
-
-    groups: groups.Groups
-    chunk: Chunk
-    gradients: Gradients
-    passes: Passes
 
 
 class Engine:
@@ -96,15 +84,16 @@ class Engine:
         self._place: Place | None = None
         self._worker = Worker()
         self._remains = groups.Remains()
+        self._kept: Kept | None = None
         self._adam = Adam(task.train)
         self._rate = LearningRate(task.train)
-        self._seeds = self._dropout_seeds()
         self._full_tokens = task.train.global_batch_size * task.model.seq_length
         self._iteration = 0
         self._phase = Phase.IDLE
         self._recent: deque[Committed] = deque(maxlen=RECENT)
         #: What a drill wants to fail in this rank.
         self.injections = Injections()
+        self._places = Places(task, data, self._device, self._marks, self._inventory, self.injections)
 
     @property
     def iteration(self) -> int:
@@ -153,6 +142,7 @@ class Engine:
             When state here or from a peer is not what the order says.
         """
         self._marks.take(WorkPhase.RELEASE, epoch=order.epoch)
+        self._kept = self._unfinished()
         self._release()
         self._epoch = order.epoch
         with self._faults():
@@ -172,7 +162,7 @@ class Engine:
                 lambda attempt: self._take_place(order, store, guard, chunk, attempt), self._is_cut
             )
             self._check_cut()
-            self._place, self._chunk = place, place.chunk
+            self._place, self._chunk, self._kept = place, place.chunk, None
             self._iteration = order.iteration
             # After a roll-back, what came later has not happened.
             for committed_later in [c for c in self._recent if c.iteration > order.iteration]:
@@ -195,10 +185,16 @@ class Engine:
                 raise StateMismatch("no epoch has been built", hint="Call rebuild first.")
             self._check_cut()
             self._phase = Phase.COMPUTING
-            return self._worker.call(lambda attempt: self._iterate(place, attempt), self._is_cut)
+            try:
+                return self._worker.call(lambda attempt: self._iterate(place, attempt), self._is_cut)
+            except Exception as error:
+                left_behind = isinstance(error, WorkLeftBehind)
+                self._kept = place.progress.kept(self._iteration + 1, copy=left_behind)
+                raise
 
     def holdings(self) -> Holdings:
         """What this process holds, for the planner."""
+        kept = self._unfinished()
         return Holdings(
             iteration=self._iteration,
             phase=self._phase,
@@ -210,6 +206,7 @@ class Engine:
                 if self._phase is Phase.REDUCED and self._place is not None
                 else ()
             ),
+            unfinished=kept.unfinished if kept is not None else None,
         )
 
     def snapshot(self) -> dict[tuple[str, int], UnitState]:
@@ -223,7 +220,6 @@ class Engine:
         iteration = self._iteration + 1
         gradients = place.gradients
         self._marks.begin_iteration(iteration)
-        gradients.zero()
         loss_sum, tokens = place.passes.run(iteration)
         self._marks.enter(WorkPhase.ALL_REDUCE)
         gradients.sum_over_holders(place.groups)
@@ -260,6 +256,12 @@ class Engine:
         self._recent.append(committed)
         return committed
 
+    def _unfinished(self) -> Kept | None:
+        """What there is of the next iteration; also what was taken over for it and not gone on with yet."""
+        if self._kept is None and self._place is not None:
+            return self._place.progress.kept(self._iteration + 1, copy=False)
+        return self._kept
+
     # -- a new epoch -----------------------------------------------------------------------------------
 
     def _release(self) -> None:
@@ -289,11 +291,7 @@ class Engine:
     def _only_send(self, order: Rebuild, store: Store, guard: SocketGuard, attempt: Attempt) -> RebuildReport:
         """Hand over what this rank alone holds; it has no part in the epoch afterwards."""
         clock = Clock()
-        model = self._task.model
-        plan = groups.plan_groups(
-            order.layout, order.rank, tied=model.tied, learned_positions=model.learned_positions
-        )
-        self._build_groups(order, plan, store, guard)
+        self._build_groups(order, self._places.plan(order), store, guard)
         groups_seconds = clock.lap()
         self._inventory.send(order)
         return RebuildReport(
@@ -312,62 +310,9 @@ class Engine:
     ) -> tuple[Place, RebuildReport]:
         clock = Clock()
         self._marks.take(WorkPhase.GROUPS)
-        position = order.layout.position(order.rank)
-        model = self._task.model
-        plan = groups.plan_groups(
-            order.layout, order.rank, tied=model.tied, learned_positions=model.learned_positions
-        )
+        plan = self._places.plan(order)
         built = self._build_groups(order, plan, store, guard)
-        groups_seconds = clock.lap()
-        collection = groups.collection(built)
-        groups.publish(collection)
-        self._marks.enter(WorkPhase.CHUNK)
-        key = ChunkKey.of(position)
-        ContentTracker(self._seeds, key.tensor_index, key.tensor).install()
-        kept = chunk is not None and chunk.key == key
-        if chunk is not None and kept:
-            chunk.regroup(collection)
-        else:
-            chunk = Chunk(key, self._task, collection, self._seeds, self._device)
-        chunk_seconds = 0.0 if kept else clock.lap()
-        self._marks.enter(WorkPhase.STATE)
-        sources = self._inventory.bring(order, chunk.needed, chunk.config, self._task.train.seed, attempt)
-        chunk.bind(self._inventory.states)
-        gradients = Gradients(chunk.specs, plan.holder_sets, order.rank, self._device)
-        chunk.bind_gradients(gradients.views)
-        state_seconds = clock.lap()
-        self._marks.enter(WorkPhase.WARM_UP)
-        built.use_once()
-        warm_seconds = clock.lap()
-        tested = (
-            self_test(built.members, order.rank, order.layout.world_size, self._device)
-            if order.self_test
-            else None
-        )
-        passes = Passes(
-            chunk,
-            collection,
-            order.layout,
-            position,
-            self._data,
-            self._seeds,
-            self._marks,
-            seq_length=model.seq_length,
-            device=self._device,
-            injections=self.injections,
-        )
-        report = RebuildReport(
-            epoch=order.epoch,
-            commit_seconds=0.0,
-            groups_seconds=groups_seconds,
-            chunk_seconds=chunk_seconds,
-            state_seconds=state_seconds,
-            warm_seconds=warm_seconds,
-            chunk_kept=kept,
-            bytes_by_source=sources,
-            self_test=tested,
-        )
-        return Place(built, chunk, gradients, passes), report
+        return self._places.take(order, plan, built, chunk, self._kept, attempt, clock)
 
     def _build_groups(
         self, order: Rebuild, plan: groups.GroupPlan, store: Store, guard: SocketGuard
@@ -413,25 +358,3 @@ class Engine:
             if isinstance(error, dist.DistError) or "gloo" in str(error):
                 raise PeerLost(f"a connection of epoch {self._epoch} broke: {error}") from error
             raise
-
-    def _dropout_seeds(self) -> DropoutSeeds | None:
-        model = self._task.model
-        if model.hidden_dropout == 0 and model.attention_dropout == 0:
-            return None
-        if self._device.type == "cpu":
-            generator = torch.default_generator
-        else:
-            generator = torch.cuda.default_generators[self._device.index or 0]
-        return DropoutSeeds(self._task.train.seed, generator)
-
-
-class Clock:
-    """Seconds between laps."""
-
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
-
-    def lap(self) -> float:
-        now = time.perf_counter()
-        passed, self._last = now - self._last, now
-        return passed

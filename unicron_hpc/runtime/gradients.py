@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,18 +12,45 @@ import torch.distributed as dist
 from unicron_hpc.runtime.groups import Groups, Ranks
 from unicron_hpc.runtime.unit_map import UnitSpec
 
+#: Bytes of a segment: small enough that a copy of what is being summed costs little memory.
+SEGMENT = 64 * 2**20
+#: Bytes of such copies at a time; one segment at least.
+COPIES = 2 * SEGMENT
+_Key = tuple[str, int]
+
 
 @dataclass(frozen=True, slots=True)
-class _Buffer:
+class _Segment:
+    """Units next to each other in a buffer, summed by one all-reduce.
+
+    Attributes
+    ----------
+    ranks
+        Who holds them.
+    flat
+        Their gradients.
+    starts
+        Where each unit begins in it.
+    """
+
     ranks: Ranks
     flat: torch.Tensor
+    starts: dict[_Key, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    segment: _Segment
+    work: dist.Work
+    own: torch.Tensor
 
 
 class Gradients:
     """Buffers, their sums over the holders, and the norm.
 
     Megatron's own reduction assumes that all replicas are cut alike. Here a unit's gradient is summed over
-    exactly the ranks that hold it, whichever stage of whichever replica they are.
+    exactly the ranks that hold it, whichever stage of whichever replica they are. That is done segment by
+    segment, with a copy of what is under way: a fault finds each unit's gradient either summed or as it was.
     """
 
     def __init__(
@@ -35,19 +63,24 @@ class Gradients:
         members: dict[Ranks, list[UnitSpec]] = {}
         for spec in specs:
             members.setdefault(holder_sets[spec.key], []).append(spec)
-        self._buffers: list[_Buffer] = []
-        self._units: dict[tuple[str, int], torch.Tensor] = {}
+        self._buffers: list[torch.Tensor] = []
+        self._units: dict[_Key, torch.Tensor] = {}
         self._views: dict[tuple[str, str], torch.Tensor] = {}
         self._counted: list[torch.Tensor] = []
-        self._running: list[dist.Work] = []
+        self._segments: list[_Segment] = []
+        self._running: deque[_Running] = deque()
+        self._copies: list[torch.Tensor] = []
+        self._summed: set[_Key] = set()
         # The order in which every rank sums, so that no two ranks wait for each other crosswise.
         for ranks in sorted(members):
             flat = torch.zeros(sum(spec.numel for spec in members[ranks]), device=device)
-            self._buffers.append(_Buffer(ranks, flat))
+            self._buffers.append(flat)
             start = 0
             for spec in members[ranks]:
                 self._add_unit(spec, flat[start : start + spec.numel], counts=ranks[0] == rank)
                 start += spec.numel
+            if len(ranks) > 1:
+                self._segments += _segments(ranks, flat, members[ranks])
 
     def _add_unit(self, spec: UnitSpec, flat: torch.Tensor, *, counts: bool) -> None:
         self._units[spec.key] = flat
@@ -67,31 +100,70 @@ class Gradients:
         """A unit's gradient as it lies in the unit's row."""
         return self._units[key]
 
+    def own(self, key: _Key) -> torch.Tensor:
+        """A unit's gradient as far as it is sound: summed over the holders, or this rank's part."""
+        for running in self._running:
+            if key in running.segment.starts:
+                start = running.segment.starts[key]
+                return running.own[start : start + self._units[key].numel()]
+        return self._units[key]
+
+    def is_summed(self, key: _Key) -> bool:
+        """Whether a unit's gradient is summed over several holders."""
+        return key in self._summed
+
     def zero(self) -> None:
         """Forget the iteration before."""
-        for buffer in self._buffers:
-            buffer.flat.zero_()
+        self._summed.clear()
+        for flat in self._buffers:
+            flat.zero_()
 
     def scale(self, factor: float) -> None:
         """Multiply every gradient."""
-        for buffer in self._buffers:
-            buffer.flat.mul_(factor)
+        for flat in self._buffers:
+            flat.mul_(factor)
 
     def sum_over_holders(self, groups: Groups) -> None:
         """Sum each buffer over its holders; returns when this rank's sums are complete."""
-        for buffer in self._buffers:
-            if len(buffer.ranks) > 1:
-                work = dist.all_reduce(buffer.flat, group=groups.of(buffer.ranks), async_op=True)
-                self._running.append(work)
-        for work in self._running:
-            work.wait()
-        self._running.clear()
+        largest = max((segment.flat.numel() for segment in self._segments), default=0)
+        at_once = max(1, COPIES // max(1, largest * 4))
+        for segment in self._segments:
+            if len(self._running) == at_once:
+                self._finish_oldest()
+            copy = self._copies.pop() if self._copies else segment.flat.new_empty(largest)
+            copy[: segment.flat.numel()].copy_(segment.flat)
+            work = dist.all_reduce(segment.flat, group=groups.of(segment.ranks), async_op=True)
+            self._running.append(_Running(segment, work, copy))
+        while self._running:
+            self._finish_oldest()
+
+    def _finish_oldest(self) -> None:
+        oldest = self._running[0]
+        oldest.work.wait()
+        self._running.popleft()
+        self._summed.update(oldest.segment.starts)
+        self._copies.append(oldest.own)
 
     def unfinished(self) -> list[dist.Work]:
         """Sums that a fault interrupted; they may write to these buffers until they end."""
-        return [work for work in self._running if not work.is_completed()]
+        return [running.work for running in self._running if not running.work.is_completed()]
 
     def squared_norm(self) -> float:
         """This rank's part of the squared norm: each parameter counts on one rank of the world only."""
         norms = torch._foreach_norm(self._counted) if self._counted else []
         return float(sum(float(norm) ** 2 for norm in norms))
+
+
+def _segments(ranks: Ranks, flat: torch.Tensor, specs: list[UnitSpec]) -> list[_Segment]:
+    """Cut a buffer between units; every holder cuts it alike."""
+    found: list[_Segment] = []
+    begin = end = 0
+    starts: dict[_Key, int] = {}
+    for spec in specs:
+        if starts and (end - begin + spec.numel) * flat.element_size() > SEGMENT:
+            found.append(_Segment(ranks, flat[begin:end], starts))
+            begin, starts = end, {}
+        starts[spec.key] = end - begin
+        end += spec.numel
+    found.append(_Segment(ranks, flat[begin:end], starts))
+    return found

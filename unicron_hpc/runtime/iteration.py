@@ -19,6 +19,7 @@ from unicron_hpc.runtime.chunk import Chunk
 from unicron_hpc.runtime.inject import Injections
 from unicron_hpc.runtime.marked_exchange import MarkedExchange
 from unicron_hpc.runtime.phase_page import PhaseMarks
+from unicron_hpc.runtime.progress import Progress
 from unicron_hpc.runtime.rng import DropoutSeeds
 
 
@@ -54,8 +55,8 @@ class Passes:
         seq_length: int,
         device: torch.device,
         injections: Injections,
+        progress: Progress,
     ) -> None:
-        replica = layout.replicas[position.replica]
         self._chunk = chunk
         self._groups = groups
         self._data = data
@@ -63,16 +64,14 @@ class Passes:
         self._marks = marks
         self._device = device
         self._injections = injections
-        self._indices = range(replica.first_micro_batch, replica.first_micro_batch + replica.micro_batches)
+        self._progress = progress
         self._reads = position.is_first or position.is_last
         self._is_first = position.is_first
         self._is_last = position.is_last
-        self._reports = position.is_last and position.tensor_index == 0
         self._scale = 1.0 / (layout.micro_batches * layout.micro_batch_size * seq_length)
         self._iteration = 0
         common = {
             "model": chunk.module,
-            "num_microbatches": replica.micro_batches,
             "seq_length": seq_length,
             "micro_batch_size": layout.micro_batch_size,
             "pg_collection": groups,
@@ -87,19 +86,20 @@ class Passes:
             )
 
     def run(self, iteration: int) -> tuple[float, float]:
-        """Forward and backward of every micro-batch of this replica.
+        """Forward and backward of every micro-batch of this replica that has not been added yet.
 
         Returns
         -------
         loss_sum, tokens
-            Sum of the loss over counted tokens, and their number; zero on ranks that do not report it.
+            Sum of the loss over counted tokens, and their number; zero on ranks that have none.
         """
         self._iteration = iteration
-        sums = self._schedule(forward_step_func=self._forward, data_iterator=iter(self._indices))
-        if not self._reports or not sums:
-            return 0.0, 0.0
-        loss, tokens = torch.stack(sums).sum(0).tolist()
-        return loss, tokens
+        indices = self._progress.begin(iteration)
+        if indices:
+            self._schedule(
+                forward_step_func=self._forward, data_iterator=iter(indices), num_microbatches=len(indices)
+            )
+        return self._progress.loss_and_tokens()
 
     def _forward(self, indices: Iterator[int], model: Any) -> tuple[torch.Tensor, Any]:
         index = next(indices)
@@ -120,15 +120,17 @@ class Passes:
             labels=batch["labels"] if self._is_last else None,
         )
         output = self._injections.forward(self._iteration, output)
-        return output, partial(self._loss, batch.get("loss_mask"))
+        self._progress.watch(index, output)
+        return output, partial(self._loss, index, batch.get("loss_mask"))
 
     def _loss(
-        self, mask: torch.Tensor | None, losses: torch.Tensor
+        self, index: int, mask: torch.Tensor | None, losses: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         assert mask is not None  # the schedule asks only the last stage
         mask = mask.to(torch.float32)
         total = (losses * mask).sum()
         tokens = mask.sum()
         sums = torch.stack((total.detach(), tokens)).double()
+        self._progress.count(index, sums)
         self._marks.enter(WorkPhase.BACKWARD)  # the last stage goes on with its backward pass
         return total * self._scale, tokens.int(), sums

@@ -8,6 +8,7 @@ import msgspec
 
 from unicron_hpc.planner.layout import Layout, Seat
 from unicron_hpc.planner.movement import HeldUnit, Move
+from unicron_hpc.planner.reuse import Reuse, Unfinished
 
 
 class Phase(enum.Enum):
@@ -15,7 +16,7 @@ class Phase(enum.Enum):
 
     #: No iteration is under way.
     IDLE = "idle"
-    #: Under way; its gradients are not complete and are thrown away on a fault.
+    #: Under way; its gradients are not complete. What they are sums of is told in `Holdings.unfinished`.
     COMPUTING = "computing"
     #: This rank's gradient sums are complete and kept: the update can be applied once its norm is known.
     REDUCED = "reduced"
@@ -131,6 +132,8 @@ class Rebuild(msgspec.Struct, frozen=True):
         Folder of a checkpoint; when set, every unit is loaded from it and nothing is moved.
     self_test
         Whether ranks test themselves and their connections once the groups are built.
+    reuse
+        How this rank goes on with the next iteration, which had begun; None: from its start.
     """
 
     epoch: int
@@ -143,6 +146,7 @@ class Rebuild(msgspec.Struct, frozen=True):
     senders: tuple[Seat, ...] = ()
     checkpoint: str | None = None
     self_test: bool = False
+    reuse: Reuse | None = None
 
     @property
     def only_sends(self) -> bool:
@@ -197,6 +201,8 @@ class Holdings(msgspec.Struct, frozen=True):
         The last updates that it committed, oldest first.
     pending_units
         In `Phase.REDUCED`: the (unit, tensor index) that the pending update would bring up to date.
+    unfinished
+        Gradients of the next iteration, which broke off.
     """
 
     iteration: int
@@ -205,3 +211,4 @@ class Holdings(msgspec.Struct, frozen=True):
     units: tuple[HeldUnit, ...]
     recent: tuple[Committed, ...]
     pending_units: tuple[tuple[str, int], ...] = ()
+    unfinished: Unfinished | None = None
