@@ -14,7 +14,15 @@ from unicron_hpc.detect.exceptions import UNKNOWN_EXCEPTION, explain_exception
 from unicron_hpc.detect.exits import HOST_MEMORY, explain_exit
 from unicron_hpc.detect.reports import Action, Report, Sign, Structure, Verdict
 from unicron_hpc.detect.sequence import read_report, verdict_as_data
-from unicron_hpc.detect.severity import LOST_CONNECTION, WANTED_END, Blame, Finding, Severity
+from unicron_hpc.detect.severity import (
+    LOST_CONNECTION,
+    NOT_ANSWERING,
+    SLOW,
+    WANTED_END,
+    Blame,
+    Finding,
+    Severity,
+)
 
 SEQUENCES = [case for case in CASES.values() if case["kind"] == "failure_sequence"]
 ECC = explain_exception("RuntimeError: CUDA error: uncorrectable ECC error encountered")
@@ -43,13 +51,15 @@ def silent(rank: int, time: float) -> Report:
     return Report(time, Sign.SILENT, rank)
 
 
+FINDINGS = [ECC, PEER_GONE, TIMEOUT, ASSERTION, KILLED, LAUNCH_FAILURE, FELL_OFF, LOST_CONNECTION, SLOW]
+FINDINGS += [HOST_MEMORY, WANTED_END, NOT_ANSWERING, *map(explain_exit, (0, 1, -15))]
 REPORTS = st.builds(
     Report,
-    st.integers(0, 40).map(lambda tenths: tenths / 10),
+    st.integers(0, 80).map(lambda tenths: tenths / 10),
     st.sampled_from(Sign),
     st.none() | st.integers(0, 5),
     st.sampled_from(["", "n1", "n2"]),
-    st.none() | st.sampled_from([ECC, PEER_GONE, TIMEOUT, ASSERTION, KILLED, LAUNCH_FAILURE, FELL_OFF]),
+    st.none() | st.sampled_from(FINDINGS),
     st.booleans(),
     st.none() | st.floats(0, 9),
     st.none() | st.integers(1, 3),

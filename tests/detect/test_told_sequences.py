@@ -88,7 +88,7 @@ CONSEQUENCES = [
     st.lists(REPORTS, min_size=1, max_size=6),
     st.sampled_from(CONSEQUENCES),
     st.integers(0, 5),
-    st.floats(0, 700),
+    st.floats(0.01, 700),
 )
 def test_a_later_consequence_never_moves_the_blame_off_a_cause_that_was_named(
     reports: list[Report], consequence: tuple[Sign, Any, bool], rank: int, after: float

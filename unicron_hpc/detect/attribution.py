@@ -10,7 +10,7 @@ The rules, strongest first:
    a signal or a silence at about the same time. A rank that complained before it died is a victim.
 3. Ranks that only complain accuse those who do not (`detect/accusing.py`): the one whose collective's number
    lags, who was slow, who ended by itself before, else whoever shares a group with them and says nothing.
-4. A rank in a section that it announced (a checkpoint, a compilation) may be silent. Kills of several ranks
+4. A rank in a section that it announced (a checkpoint, a compilation) may be silent. Kills of most ranks
    well after another ended without a word are the launcher's.
 5. A kill for want of memory near a SIGKILL on the same node is the cause of that death.
 6. Several ranks that had to be restarted on one node accuse the node.
@@ -188,8 +188,9 @@ class _Court:
         )
 
     def _by_launcher(self, death: Report) -> bool:
-        """Whether it is one of several kills that came well after another rank had ended without a word."""
-        if not _is_kill(death) or len(self.killed) < 2:
+        """Whether it is one of many kills that came well after another rank had ended without a word."""
+        everybody = self.nodes.keys() | {r.rank for r in self.reports}
+        if not _is_kill(death) or len(self.killed) < 2 or len(self.killed) * 2 < len(everybody) - 1:
             return False
         return any(
             r.sign is Sign.FAULT
