@@ -63,13 +63,14 @@ REPORT = (
 )
 
 
-def test_a_real_traceback_after_one_that_was_ignored_is_told() -> None:
-    ignored = (
-        f"Exception ignored in: <function f>\n{TRACEBACK}AssertionError: can only test a child process\n"
-    )
-    (finding,) = told(run=f"{ignored}{TRACEBACK}ValueError: a").findings
+@pytest.mark.parametrize("prefix", ["", "[rank3]: ", "worker-1: "])
+def test_a_real_traceback_after_one_that_was_ignored_is_told(prefix: str) -> None:
+    ignored = f"Exception ignored in: <function f>\n{TRACEBACK}AssertionError: can only test a child process"
+    lines = [f"{prefix}{line}" for line in ignored.split("\n")]
+    assert told(run="\n".join(lines * 2)).findings == ()
+    lines += [f"{prefix}{line}" for line in f"{TRACEBACK}ValueError: a".split("\n")]
+    (finding,) = told(run="\n".join(lines)).findings
     assert finding.text == "ValueError: a"
-    assert told(run=f"{ignored}{ignored}").findings == ()
 
 
 def test_a_traceback_of_one_rank_is_not_ignored_because_of_another_ranks() -> None:
@@ -92,10 +93,8 @@ def test_of_two_tracebacks_in_a_row_each_has_its_own_time() -> None:
 
 
 def test_a_traceback_inside_torchruns_report_is_the_cause_of_the_rank_that_is_named() -> None:
-    inside = (
-        f"{TRACEBACK}ValueError: a\n\nDuring handling of the above exception, another exception occurred:\n\n"
-    )
-    inside += f"{TRACEBACK}SystemExit: 1"
+    handling = "During handling of the above exception, another exception occurred:"
+    inside = f"{TRACEBACK}ConnectionResetError: gone\n\n{handling}\n\n{TRACEBACK}ValueError: a"
     told_by_report = told(run=REPORT.format(1, inside.replace("\n", "\n  ")) + "\nKeyError: 'b'")
     report, after = told_by_report.findings
     assert (report.text, report.rank, report.host) == ("ValueError: a", 12, "n7")
@@ -138,3 +137,21 @@ def test_mpirun_names_rank_and_node() -> None:
     line = "mpirun noticed that process rank 3 with PID 0 on node n2 exited on signal 9 (Killed)."
     (finding,) = told(run=line).findings
     assert (finding.rank, finding.host) == (3, "n2")
+
+
+def test_a_kill_by_the_kernel_goes_before_the_worker_that_it_killed() -> None:
+    killed = f"{TRACEBACK}RuntimeError: DataLoader worker (pid 77) is killed by signal: Killed."
+    assert verdict(told(run=killed)) == "SEV2 program"
+    kernel = "Out of memory: Killed process 77 (python3) total-vm:1kB, anon-rss:1kB"
+    assert verdict(told(run=f"{killed}\n{kernel}")) == "PROGRAM program"
+
+
+def test_a_cause_that_comes_late_in_a_mixed_log_is_told_from_the_complaints_before_it() -> None:
+    lost = "DistBackendError: NCCL error in: x.cpp:1, remote process exited or there was a network error"
+    cause = f"{TRACEBACK}RuntimeError: CUDA error: an illegal memory access was encountered"
+    lines = [f"{rank}: {line}" for rank in (0, 1) for line in f"{TRACEBACK}{lost}".split("\n")]
+    lines += [f"3: \x1b[31m{line}\x1b[0m" for line in cause.split("\n")]
+    story = told(run="\r\n".join([*lines, "srun: error: n2: task 3: Exited with exit code 1"]))
+    assert story.first_cause is not None
+    assert (story.findings[story.first_cause].rank, verdict(story)) == (3, "SEV2 process")
+    assert len(story.consequences) == len(story.findings) - 1

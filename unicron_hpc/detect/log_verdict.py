@@ -69,8 +69,8 @@ def _times(findings: Sequence[LogFinding]) -> list[float]:
     for finding in findings:
         time = before.get(finding.file, earliest) if finding.time is None else finding.time
         before[finding.file] = time
-        # The clocks of logs are coarse: of one moment, the lines tell the order. Unix time itself is too large a
-        # number to have such digits.
+        # The clocks of logs are coarse: of one moment, the lines tell the order. Unix time itself
+        # is too large a number to have such digits.
         times.append(time - earliest + min(finding.line_number, 10**6) * 1e-9)
     return times
 
