@@ -207,10 +207,25 @@ def test_a_sequence_may_tell_the_groups(tmp_path: Path) -> None:
     assert json.loads(run("--sequence", path, "--json").stdout)["suspect"] == [2]
 
 
+def test_all_of_several_lost_nodes_are_shown(tmp_path: Path) -> None:
+    lost: list[dict[str, Any]] = [{"t": 0.1 * k, "node": f"n{k}", "event": "node_lost"} for k in (1, 2)]
+    lost.append({"t": 0.3, "rank": 0, "event": "connection_reset"})
+    path = tmp_path / "reports.json"
+    path.write_text(json.dumps(lost))
+    text = run("--sequence", path).stdout
+    assert ("suspect:    nodes n1, n2" in text, "drain the nodes" in text) == (True, True)
+    path.write_text(json.dumps({"reports": lost, "nodes": {"2": "n1", "3": "n2", "0": "n0"}}))
+    assert "suspect:    ranks 2-3\nnodes:      n1, n2\nvictims:    rank 0" in run("--sequence", path).stdout
+    told = json.loads(run("--sequence", path, "--json").stdout)
+    assert (told["suspect"], told["suspect_node"], told["suspect_nodes"]) == ([2, 3], "n1", ["n1", "n2"])
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("{", "is no JSON"),
+        ('{"rank": 1}\n{"rank": 2}', "write [{"),
+        ('{"reports": [], "nodes": {"x": "n1"}}', "reports.json: not a structure of ranks"),
         ("3", "holds no list of reports"),
         ("[3]", "holds no list of reports"),
         ('[{"t": "soon"}]', "report 0: t: expected a number"),

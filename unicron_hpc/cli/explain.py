@@ -139,16 +139,19 @@ def judge_file(name: str, table: Table) -> Verdict:
     with open_log(name) as file:
         text = file.read()
     where = "standard input" if name == "-" else name
+    hint = 'write [{"t": 0.0, "rank": 1, "event": "silent"}, ...]'
     try:
         data: Any = json.loads(text)
     except ValueError as error:
-        raise UnicronError(f"is no JSON: {error}", where=where) from error
+        raise UnicronError(f"is no JSON: {error}", where=where, hint=hint) from error
     structure = Structure()
     if isinstance(data, dict):
-        structure = read_structure(data)
+        try:
+            structure = read_structure(data)
+        except UnicronError as error:
+            raise UnicronError(error.message, where=where, hint=error.hint) from error
         data = data.get("reports")
     if not isinstance(data, list) or not all(isinstance(entry, dict) for entry in data):
-        hint = 'write [{"t": 0.0, "rank": 1, "event": "silent"}, ...]'
         raise UnicronError("holds no list of reports", where=where, hint=hint)
     reports = []
     for k, entry in enumerate(data):

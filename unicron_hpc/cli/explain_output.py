@@ -75,15 +75,17 @@ def show_story(story: Story, files: int) -> str:
 
 def show_verdict(verdict: Verdict) -> str:
     """A verdict for people."""
+    several = "s" if len(verdict.suspect_nodes) > 1 else ""
+    nodes = ", ".join(verdict.suspect_nodes)
     rows = [
-        ("suspect", _ranks(verdict.suspects) or "nobody"),
-        ("node" if len(verdict.suspect_nodes) == 1 else "nodes", ", ".join(verdict.suspect_nodes)),
+        ("suspect", _ranks(verdict.suspects) or (f"node{several} {nodes}" if nodes else "nobody")),
+        (f"node{several}", nodes if verdict.suspects else ""),
         ("victims", _ranks(verdict.victims)),
         ("collateral", _ranks(verdict.collateral)),
         ("cause", verdict.finding.error if verdict.finding else ""),
         ("severity", verdict.finding.severity.name if verdict.finding else ""),
         ("blame", verdict.finding.blame.value if verdict.finding else ""),
-        ("action", verdict.action.value + (", drain the node" if verdict.drain else "")),
+        ("action", verdict.action.value + (f", drain the node{several}" if verdict.drain else "")),
     ]
     shown = [f"{name + ':':<12}{value}" for name, value in rows if value]
     evidence = [f"  {plain(sentence)}" for sentence in verdict.evidence]
