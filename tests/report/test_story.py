@@ -117,6 +117,20 @@ def test_a_decision_is_told_with_its_reason_and_whom_it_was_about() -> None:
     assert story.actions == ["rank 0 on n1: again in place (the fault is elsewhere)"]
 
 
+def test_what_is_kept_of_an_iteration_is_told_with_its_incident() -> None:
+    reused = {
+        "time": 10.2,
+        "type": "iteration_reused",
+        "epoch": 2,
+        "task": "a",
+        "iteration": 9,
+        "kept": 3,
+        "redone": 1,
+    }
+    (story,) = incidents_of([fault(1), reused])
+    assert story.actions[1:] == [sentence(reused)]
+
+
 def test_how_a_process_ended_is_not_hidden_by_what_it_had_logged() -> None:
     killed = fault(1, method="process supervision", evidence="ended by SIGKILL\nUserWarning: old")
     (story,) = incidents_of([killed])

@@ -12,7 +12,7 @@ from unicron_hpc.report.journal import NOT_AS_EXPECTED
 from unicron_hpc.report.sentences import ACTIONS, action, first_words, place, sentence
 
 #: Events without an incident's number that belong to the one that is open.
-_STEPS = ("plan_chosen", "state_lost", "stacks_dumped")
+_STEPS = ("plan_chosen", "state_lost", "stacks_dumped", "iteration_reused")
 
 
 @dataclass(slots=True)
