@@ -203,6 +203,14 @@ def _slow_node(event: Event) -> str:
     return f"{event['node']} takes {float(event['factor']):.2f} x the time that others take"
 
 
+def _reused(event: Event) -> str:
+    kept, redone = event["kept"], event["redone"]
+    whole = f"iteration {event['iteration']} of task {event['task']} goes on where it broke off"
+    if not redone:
+        return f"{whole}: no micro-batch is computed again"
+    return f"{whole}: {redone} of {kept + redone} micro-batches are computed again"
+
+
 def _share_anew(event: Event) -> str:
     before, after = seconds(event["seconds_now"]), seconds(event["seconds_then"])
     whose = f"the work of task {event['task']} is shared anew, {event['node']} has changed speed"
@@ -247,6 +255,7 @@ _SENTENCES: Mapping[str, Callable[[Event], str]] = {
     "drain_withheld": lambda e: f"{e['node']} is not drained: {e['reason']}",
     "fault_detected": _fault,
     "incident_closed": _closed,
+    "iteration_reused": _reused,
     "job_finished": _finished,
     "job_requeued": lambda e: f"Slurm has put the job back into its queue; {'; '.join(e['notes'])}",
     "job_started": _job_started,

@@ -17,9 +17,7 @@ def announce(run_folder: Path, node: str, address: str) -> None:
     temporary = folder / f".{node}.{os.getpid()}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
-        json.dump(
-            {"node": node, "address": address, "pid": os.getpid(), "host": socket.gethostname()}, file
-        )
+        json.dump({"node": node, "address": address, "pid": os.getpid(), "host": socket.gethostname()}, file)
     os.replace(temporary, folder / f"{node}.json")
 
 
