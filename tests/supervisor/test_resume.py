@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.supervisor.examples import few
 from unicron_hpc.planner.holdings import HeldUnit
-from unicron_hpc.planner.layout import Seat
-from unicron_hpc.runtime.orders import Committed, Holdings, PendingCommit, Phase
-from unicron_hpc.supervisor.resume import expendable, resume_point
+from unicron_hpc.planner.layout import Layout, Replica, Seat, Stage
+from unicron_hpc.planner.reuse import Added, Reuse, Unfinished
+from unicron_hpc.runtime.orders import Committed, Holdings, PendingCommit, Phase, Rebuild
+from unicron_hpc.supervisor.resume import expendable, resume_point, reusable
 
 SEATS = [Seat(f"n{number}", slot) for number in range(3) for slot in range(2)]
 UNITS = ["embedding", "layer 0", "layer 1", "output"]
@@ -202,3 +206,42 @@ def test_whoever_can_go_leaves_a_copy_of_all_that_is_held_and_the_others_hold_a_
     assert held_without(*gone) == held_without()
     for seat in candidates - set(gone):
         assert held_without(*gone, seat) != held_without()
+
+
+class TestReusable:
+    """What of an interrupted iteration goes on in the next epoch."""
+
+    LAYOUT = Layout(
+        num_layers=2,
+        tensor=1,
+        micro_batch_size=1,
+        replicas=(Replica((Stage(0, 1, (0,)),), 0, 2), Replica((Stage(0, 1, (1,)),), 2, 2)),
+        seats=(SEATS[0], SEATS[2]),
+    )
+    UNITS = ("word_embedding", "layer.0", "layer.1", "final_norm", "output")
+
+    def order(self, **changes: Any) -> Rebuild:
+        return Rebuild(**{"epoch": 3, "rank": 0, "layout": self.LAYOUT, "iteration": 6, **changes})
+
+    def report(self, *micro_batches: int, iteration: int = 7) -> Holdings:
+        sums = (Added(tuple((unit, 0) for unit in self.UNITS), micro_batches),)
+        return msgspec.structs.replace(
+            holds(6, *self.UNITS), unfinished=Unfinished(iteration, sums, micro_batches)
+        )
+
+    def found(self, order: Rebuild, holdings: dict[Seat, Holdings]) -> Mapping[int, Reuse]:
+        return reusable(order, holdings, tied=False, learned_positions=False)
+
+    def test_a_survivor_keeps_its_part_and_the_rest_is_shared(self) -> None:
+        found = self.found(self.order(), {SEATS[0]: self.report(0, 1)})
+        assert {rank: len(own.keep) for rank, own in found.items()} == {0: 5, 1: 0}
+        assert found[0].run == found[1].run == ((2,), (3,))
+
+    def test_who_has_no_seat_any_more_counts_for_nothing(self) -> None:
+        assert self.found(self.order(), {SEATS[1]: self.report(0, 1)}) == {}
+
+    def test_what_was_committed_meanwhile_or_rolled_back_is_not_reused(self) -> None:
+        held = {SEATS[0]: self.report(0, 1)}
+        assert self.found(self.order(commit=PendingCommit(7, 1.0, 1.0, 8)), held) == {}
+        assert self.found(self.order(checkpoint="there", iteration=4), held) == {}
+        assert self.found(self.order(), {SEATS[0]: self.report(0, 1, iteration=6)}) == {}

@@ -9,7 +9,8 @@ import msgspec
 
 from unicron_hpc.planner.layout import Seat
 from unicron_hpc.planner.movement import HeldUnit
-from unicron_hpc.runtime.orders import Committed, Holdings, PendingCommit, Phase
+from unicron_hpc.planner.reuse import Reuse, plan_reuse
+from unicron_hpc.runtime.orders import Committed, Holdings, PendingCommit, Phase, Rebuild
 
 
 class Resume(msgspec.Struct, frozen=True):
@@ -67,6 +68,33 @@ def resume_point(
             }
         usable[seat] = tuple(sorted(units))
     return Resume(furthest, commit, usable)
+
+
+def reusable(
+    order: Rebuild, holdings: Mapping[Seat, Holdings], *, tied: bool, learned_positions: bool
+) -> Mapping[int, Reuse]:
+    """What each rank keeps of the next iteration, where that had begun; nobody anything if it starts anew.
+
+    Parameters
+    ----------
+    order
+        The order of the new epoch.
+    holdings
+        Reports of the survivors.
+    tied, learned_positions
+        As in `planner.units.units_of`.
+    """
+    if order.commit is not None or order.checkpoint is not None or order.initial:
+        return {}
+    reports = {rank: holdings[seat] for rank, seat in enumerate(order.layout.seats) if seat in holdings}
+    plan = plan_reuse(
+        {rank: report.unfinished for rank, report in reports.items() if report.unfinished is not None},
+        order.layout,
+        iteration=order.iteration + 1,
+        tied=tied,
+        learned_positions=learned_positions,
+    )
+    return plan or {}
 
 
 def expendable(candidates: Iterable[Seat], units: Mapping[Seat, Collection[HeldUnit]]) -> list[Seat]:

@@ -7,16 +7,17 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from unicron_hpc.planner.layout import Layout, Seat
 from unicron_hpc.planner.movement import MovePlan
 from unicron_hpc.planner.movement import moves as plan_moves
+from unicron_hpc.planner.reuse import Reuse
 from unicron_hpc.planner.units import holders
 from unicron_hpc.runtime.manifest import Found
-from unicron_hpc.runtime.orders import Rebuild
+from unicron_hpc.runtime.orders import Holdings, Rebuild
 from unicron_hpc.supervisor.checkpoints import Checkpoints
 from unicron_hpc.supervisor.describe import describe_ranks, describe_replicas
 from unicron_hpc.supervisor.hub import Hub
@@ -24,7 +25,7 @@ from unicron_hpc.supervisor.incidents import Incidents
 from unicron_hpc.supervisor.keystore import KeyStore
 from unicron_hpc.supervisor.layout_choice import choose_layout
 from unicron_hpc.supervisor.rank_messages import Cut, RebuildOrder
-from unicron_hpc.supervisor.resume import Resume, expendable, resume_point
+from unicron_hpc.supervisor.resume import Resume, expendable, resume_point, reusable
 from unicron_hpc.supervisor.seats import RankProcessState
 from unicron_hpc.supervisor.self_tests import tell_self_tests
 from unicron_hpc.supervisor.task_state import TaskState
@@ -142,7 +143,9 @@ class Transition:
         order = await self._order(layout, resume)
         await self._fill_seats(layout, order.senders)
         clock.lap("start")
-        self._give_orders(order)
+        model = state.task.model
+        reuse = reusable(order, self._holdings(), tied=model.tied, learned_positions=model.learned_positions)
+        self._give_orders(order, reuse)
         places = (*layout.seats, *order.senders)
         await self._until(
             lambda: all((p := state.seats.get(seat)) and p.ready_epoch == self.epoch for seat in places)
@@ -151,6 +154,15 @@ class Transition:
             self._dismiss(seat)
         clock.lap("rebuild")
         self._finish(layout, clock)
+        if reuse:
+            journal.write(
+                "iteration_reused",
+                self.epoch,
+                task=state.name,
+                iteration=reuse[0].iteration,
+                kept=layout.micro_batches - reuse[0].redone,
+                redone=reuse[0].redone,
+            )
 
     async def _gather(self) -> None:
         """Wait until every process has reported what it holds, or is known to be gone."""
@@ -180,8 +192,12 @@ class Transition:
 
     def _told(self, without: RankProcessState | None = None) -> Resume:
         """Where training goes on by what has been told for this epoch."""
+        return resume_point(self._holdings(without))
+
+    def _holdings(self, without: RankProcessState | None = None) -> dict[Seat, Holdings]:
+        """What each process has told for this epoch."""
         told = [p for p in self._state.seats if p.held_epoch == self.epoch and p is not without]
-        return resume_point({p.address.seat: p.holdings for p in told if p.holdings is not None})
+        return {p.address.seat: p.holdings for p in told if p.holdings is not None}
 
     def _something_lacks(self, without: RankProcessState | None = None) -> bool:
         """Whether those who have spoken do not have the whole model: who is silent may have the last copy."""
@@ -246,7 +262,7 @@ class Transition:
             self._state.seats.remove(seat)
             self._hub.stop_rank(process.address)
 
-    def _give_orders(self, order: Rebuild) -> None:
+    def _give_orders(self, order: Rebuild, reuse: Mapping[int, Reuse]) -> None:
         """Tell each seat where its state comes from and where to go on."""
         self._state.store = KeyStore(self.epoch, self._hub.tell)
         self._hub.commits.begin_epoch(self._state.name, self.epoch, order.layout.world_size)
@@ -256,7 +272,9 @@ class Transition:
             process = self._state.seats.get(seat)
             if process is not None:  # else its end has just been told, and another transition begins
                 process.finished = False
-                own = msgspec.structs.replace(order, rank=rank, self_test=self._self_test)
+                own = msgspec.structs.replace(
+                    order, rank=rank, self_test=self._self_test, reuse=reuse.get(rank)
+                )
                 self._hub.tell(process.address, RebuildOrder(own))
 
     async def _order(self, layout: Layout, resume: Resume) -> Rebuild:
