@@ -25,6 +25,8 @@ FLAGS = re.IGNORECASE | re.ASCII
     [
         (r"(a+)+$", "inside a repeat"),
         (r"(a*)*b", "inside a repeat"),
+        (r"(a|a)*b", "inside a repeat"),
+        (r"(?:x(?:|)|y)+b", "inside a repeat"),
         (r"(\w+\s?)+x", "inside a repeat"),
         (r"(?:ab|\w\w)*:", "inside a repeat"),
         (r"(a|b|ab)*c", "inside a repeat"),

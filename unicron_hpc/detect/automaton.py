@@ -87,11 +87,11 @@ def automaton_of(pattern: str, flags: int = 0) -> Automaton:
 
 @dataclass(slots=True)
 class Part:
-    """A part of the pattern: where it can begin and end, and in how many ways; whether it may be empty."""
+    """A part of the pattern: where it can begin and end, and in how many ways; in how many it is empty."""
 
     first: Counter[int] = field(default_factory=Counter)
     last: Counter[int] = field(default_factory=Counter)
-    empty: bool = True
+    empty: int = 1
 
 
 class Automaton:
@@ -112,7 +112,7 @@ class Automaton:
         self.characters.append(characters)
         self.most.append(1.0)
         here = len(self.characters) - 1
-        return Part(Counter({here: 1}), Counter({here: 1}), False)
+        return Part(Counter({here: 1}), Counter({here: 1}), 0)
 
     def join(self, before: Part, after: Part) -> None:
         for p, ways in before.last.items():
@@ -134,11 +134,9 @@ class Automaton:
     def _chained(self, before: Part, after: Part) -> Part:
         self.join(before, after)
         first, last = Counter(before.first), Counter(after.last)
-        if before.empty:
-            first += after.first
-        if after.empty:
-            last += before.last
-        return Part(first, last, before.empty and after.empty)
+        for places, more, ways in ((first, after.first, before.empty), (last, before.last, after.empty)):
+            places.update({place: count * ways for place, count in more.items() if ways})
+        return Part(first, last, before.empty * after.empty)
 
     def item(self, item: tuple[Any, Any]) -> Part:
         op, argument = item
@@ -159,17 +157,17 @@ class Automaton:
         if op is sre.AT:
             # Nothing leads from elsewhere to what has to stand at the beginning.
             begins = argument is sre.AT_BEGINNING_STRING or (argument is sre.AT_BEGINNING and not self.lines)
-            return Part(empty=not begins)
+            return Part(empty=0 if begins else 1)
         if op is sre.GROUPREF:
             part = self.place(ALL)
             return Part(part.first, part.last)
         return self.place(_characters(op, argument))
 
     def _either(self, branches: Iterable[Iterable[Any]]) -> Part:
-        whole = Part(empty=False)
+        whole = Part(empty=0)
         for branch in branches:
             part = self.sequence(branch)
-            whole = Part(whole.first + part.first, whole.last + part.last, whole.empty or part.empty)
+            whole = Part(whole.first + part.first, whole.last + part.last, whole.empty + part.empty)
         return whole
 
     @staticmethod
@@ -194,17 +192,17 @@ class Automaton:
         if most == 0 or not part.first:
             return Part()
         if most == 1:
-            return Part(part.first, part.last, part.empty or least == 0)
+            return Part(part.first, part.last, part.empty + (least == 0))
         if part.empty:
             raise TooSlow(*NESTED)
         if most is not sre.MAXREPEAT and (most <= _WRITTEN_OUT or most == least):
             return self._written_out(part, items, least, min(most, _WRITTEN_OUT))
         self.repeat(part, math.inf if most is sre.MAXREPEAT else float(most))
-        return Part(part.first, part.last, least == 0)
+        return Part(part.first, part.last, int(least == 0))
 
     def _written_out(self, part: Part, items: list[Any], least: int, most: int) -> Part:
         """All copies one after the other; what may be left out is the end."""
-        whole = Part(part.first, Counter(part.last), least == 0)
+        whole = Part(part.first, Counter(part.last), int(least == 0))
         before = part
         for k in range(1, most):
             copy = self.sequence(items)
