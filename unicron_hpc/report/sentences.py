@@ -206,9 +206,7 @@ def _slow_node(event: Event) -> str:
 def _reused(event: Event) -> str:
     kept, redone = event["kept"], event["redone"]
     whole = f"iteration {event['iteration']} of task {event['task']} goes on where it broke off"
-    if not redone:
-        return f"{whole}: no micro-batch is computed again"
-    return f"{whole}: {redone} of {kept + redone} micro-batches are computed again"
+    return f"{whole}: {kept} of {kept + redone} micro-batches are kept"
 
 
 def _share_anew(event: Event) -> str:
