@@ -95,14 +95,11 @@ class Process:
         elif not order.only_sends:
             computing = [other for other in there if other is not None and other.stage == "placed"]
             members = order.layout.world_size
-            ahead = [other for other in computing if other.iteration > self.iteration]
-            if self.phase is not Phase.REDUCED and len(computing) >= members:
+            here = [other for other in computing if other.iteration >= self.iteration]  # none is behind
+            reduced = [o for o in here if o.phase is Phase.REDUCED or o.iteration > self.iteration]
+            if self.phase is not Phase.REDUCED and len(here) >= members:
                 yield self._reduce
-            elif (
-                self.phase is Phase.REDUCED
-                and len(ahead) + sum(o.phase is Phase.REDUCED and o not in ahead for o in computing)
-                >= members
-            ):
+            elif self.phase is Phase.REDUCED and len(reduced) >= members:
                 yield self._commit
         if self.stage != "idle" and any(other is None for other in there):
             yield self._lose_peer

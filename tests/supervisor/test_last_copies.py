@@ -49,10 +49,12 @@ def test_state_of_which_a_copy_lives_is_never_lost(depth: int, seed: int) -> Non
 async def strike(job: HoldingJob, chance: random.Random) -> None:
     """Kill a process, break a node or suspect a hang, unless that took the last copy of something along.
 
-    In a transition a suspicion, which may be wrong, must not take one along in any case.
+    In a transition a suspicion, which may be wrong, must not take one along as far as anybody knows.
     """
     victim = chance.choice(job.living())
-    if chance.random() < 0.3 and (job.control.in_transition or job.whole_without(victim)):
+    unheard = any(process.outbox for process in job.processes.values() if not process.alive)
+    known = job.control.in_transition and not unheard
+    if chance.random() < 0.3 and (known or job.whole_without(victim)):
         job.notices(victim.address.seat.node, RANK_HANG, victim.address, method=Method.STATISTICS)
         await job.breathe()
         return
