@@ -230,6 +230,8 @@ def _serve(
         "stall_commit": lambda spared: _stall_commit(engine, spared),
         "stall_sums": lambda after: _stall_sums(after),
         "read": lambda: list(data.read),
+        "ask_to_save": lambda: engine.ask_to_save(),
+        "saves_after": lambda: engine.saves_after,
         "fail_at": lambda iteration, index: setattr(data, "fails_at", (iteration, index)),
     }
     while True:

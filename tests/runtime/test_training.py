@@ -139,3 +139,16 @@ def test_losses_equal_those_of_a_plain_megatron_loop(tmp_path: Path) -> None:
     task = small_task(hidden_dropout=0.0, attention_dropout=0.0)
     ours = train(task, tmp_path, layout(task, [2, 2], [2, 2]))
     assert [c.loss for c in ours] == pytest.approx(plain_losses(task, tmp_path), rel=RELATIVE)
+
+
+def test_one_rank_that_is_asked_to_save_has_all_save_after_the_same_iteration(tmp_path: Path) -> None:
+    task = small_task()
+    world = World(task, tmp_path / "store")
+    try:
+        world.start(layout(task, [2, 2]))
+        world.run(1)
+        world.ranks[1].ask("ask_to_save")
+        world.run(2)
+        assert [rank.ask("saves_after") for rank in world.ranks] == [2, 2]
+    finally:
+        world.close()

@@ -21,11 +21,14 @@ class Totals:
         Of the gradient as accumulated, before the correction for masked tokens.
     loss_sum, tokens
         Over the global batch.
+    saves
+        Ranks that were asked for a checkpoint after this iteration: one is enough for all to write it.
     """
 
     squared_norm: float
     loss_sum: float
     tokens: float
+    saves: float = 0.0
 
 
 def agree(own: Totals, device: torch.device, members: dist.ProcessGroup) -> Totals:
@@ -34,7 +37,8 @@ def agree(own: Totals, device: torch.device, members: dist.ProcessGroup) -> Tota
     A rank that comes out of this knows that every rank went in, and so that every rank's gradient sums
     are complete: it may apply the update. All ranks see the same bits.
     """
-    vector = torch.tensor([own.squared_norm, own.loss_sum, own.tokens], dtype=torch.float64, device=device)
+    values = [own.squared_norm, own.loss_sum, own.tokens, own.saves]
+    vector = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(vector, group=members)
     return Totals(*vector.tolist())
 

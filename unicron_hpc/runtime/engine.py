@@ -37,7 +37,7 @@ RECENT = 16
 class Engine:
     """State and work of one rank through all epochs.
 
-    Everything but `cut` belongs to the main thread.
+    Everything but `cut` and `ask_to_save` belongs to the main thread.
 
     Parameters
     ----------
@@ -89,6 +89,7 @@ class Engine:
         self._rate = LearningRate(task.train)
         self._full_tokens = task.train.global_batch_size * task.model.seq_length
         self._iteration = 0
+        self._asked_to_save, self._saves_after = False, 0
         self._phase = Phase.IDLE
         self._recent: deque[Committed] = deque(maxlen=RECENT)
         #: What a drill wants to fail in this rank.
@@ -109,6 +110,18 @@ class Engine:
     def epoch(self) -> int:
         """Epoch of the last order; -1 before the first."""
         return self._epoch
+
+    @property
+    def saves_after(self) -> int:
+        """The last iteration after which all ranks agreed to save; 0 for none."""
+        return self._saves_after
+
+    def ask_to_save(self) -> None:
+        """Have all ranks save after one and the same of the next iterations (any thread).
+
+        The commit carries the wish, so that they need not hear of it at the same time.
+        """
+        self._asked_to_save = True
 
     def cut(self, before: int | None = None) -> None:
         """Break this rank's groups, so that every call that waits for a peer raises (any thread).
@@ -224,7 +237,7 @@ class Engine:
         self._marks.enter(WorkPhase.ALL_REDUCE)
         gradients.sum_over_holders(place.groups)
         self._marks.enter(WorkPhase.OPTIMIZER)
-        own = commit.Totals(gradients.squared_norm(), loss_sum, tokens)
+        own = commit.Totals(gradients.squared_norm(), loss_sum, tokens, float(self._asked_to_save))
         with attempt.counts():
             self._phase = Phase.REDUCED
         self._marks.enter(WorkPhase.COMMIT)
@@ -232,6 +245,8 @@ class Engine:
         self._marks.enter(WorkPhase.OPTIMIZER)
         loss, norm = commit.mean_loss_and_norm(totals, self._full_tokens, iteration)
         with attempt.counts():
+            if totals.saves:
+                self._asked_to_save, self._saves_after = False, iteration
             committed = self._apply(place, PendingCommit(iteration, loss, norm, int(totals.tokens)), began)
             self._marks.end_iteration()
             return committed

@@ -41,6 +41,7 @@ from unicron_hpc.supervisor.rank_messages import (
     RankHello,
     RankReady,
     RebuildOrder,
+    SaveCheckpoint,
     Stop,
     StoreReply,
     StoreRequest,
@@ -121,6 +122,8 @@ class Rank:
                     self._changed.notify_all()
             case FinishCheckpoint(epoch, iteration, directory, files):
                 self._saver.finish(epoch, iteration, Path(directory), files)
+            case SaveCheckpoint():
+                self._engine.ask_to_save()
             case Inject():
                 self._engine.injections.arm(order)
             case AreYouThere(number):

@@ -71,12 +71,15 @@ class Saver:
 
     def after_commit(self, iteration: int, interrupted: Callable[[], bool]) -> None:
         """Begin a save if one is due. Costs a copy of the state; the rest happens in the background."""
+        if self._order is None or self._engine is None:
+            return
         interval = self._task.checkpoint.save_interval
-        due = (interval > 0 and iteration % interval == 0) or iteration == self._task.train.train_iters
-        if not due or self._order is None or self._engine is None:
+        # These are not left out because the one before is still being written.
+        must = iteration in (self._task.train.train_iters, self._engine.saves_after)
+        if not must and (interval == 0 or iteration % interval):
             return
         self._marks.take(WorkPhase.CHECKPOINT)
-        if iteration == self._task.train.train_iters:
+        if must:
             self.wait(interrupted)
         if self._writer and self._writer.is_alive():
             log.warning(

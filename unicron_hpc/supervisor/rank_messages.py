@@ -171,6 +171,10 @@ class FinishCheckpoint(msgspec.Struct, frozen=True, tag=True):
     files: tuple[WrittenFile, ...]
 
 
+class SaveCheckpoint(msgspec.Struct, frozen=True, tag=True):
+    """Save after one of the next iterations, all ranks after the same: the run is about to end."""
+
+
 class AreYouThere(msgspec.Struct, frozen=True, tag=True):
     """The agent doubts that this rank's interpreter runs: a thread that keeps its lock stops all others."""
 
@@ -194,7 +198,7 @@ class Inject(msgspec.Struct, frozen=True, tag=True):
     amount: int = 0
 
 
-ToRank = RebuildOrder | Cut | StoreReply | FinishCheckpoint | Stop | Inject | AreYouThere
+ToRank = RebuildOrder | Cut | StoreReply | FinishCheckpoint | SaveCheckpoint | Stop | Inject | AreYouThere
 
 
 class RankAddress(msgspec.Struct, frozen=True):
