@@ -164,3 +164,16 @@ def test_a_node_that_recovers_makes_no_other_look_slow_and_is_known_to_be_well(
     well = comparison.look(now(1.0), {"a": slow})
     assert all(found.factor < 1 + 1e-6 for found in well.values())
     assert well["a"].given(slow) < 1 + 1e-6
+
+
+def test_a_neighbour_that_was_slower_than_known_makes_nobody_slow_when_it_recovers() -> None:
+    """Two nodes, ten micro-batches and two: n1 slows down to a fifth, of which only a third is known yet."""
+    comparison, noise = Comparison(), random.Random(3)
+    for _ in range(2 * REFERENCE):
+        comparison.look(ranks([5], [10, 2], {1: 5.0}, noise), {"n1": 3.0})
+    for _ in range(REFERENCE):
+        found = comparison.look(ranks([5], [10, 2], {}, noise), {"n1": 3.0})
+        assert found["n0"].factor < 1.1
+    for _ in range(REFERENCE):  # while one that does become slower is still found
+        found = comparison.look(ranks([5], [10, 2], {0: 3.0}, noise), {"n1": 1.0})
+        assert found["n0"].factor > 1.5

@@ -3,7 +3,8 @@
 Who waits for a slow rank spends that time in exchange or all-reduce, which does not count, so the slow one
 is named and not its victims. Ranks that have the same to do are compared directly. Where a rank has no like,
 the cost model says what its work should take; since that may be off, only what exceeds its margin counts, or
-a change against how the rank compared with the others before.
+a change against how the rank compared with the others before. Such a change counts only as far as the rank
+itself takes longer than before: when another one becomes faster, nobody has become slow.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class Comparison:
     """Compares the ranks of a task, look after look."""
 
     def __init__(self) -> None:
-        self._references: dict[Hashable, list[float]] = {}
+        #: How a rank compared with the others, and its time for a unit of work, look by look.
+        self._references: dict[Hashable, list[tuple[float, float]]] = {}
 
     def look(
         self, ranks: Sequence[OwnWork], known: Mapping[str, float] | None = None
@@ -113,14 +115,16 @@ class Comparison:
         words = f"{relation:.2f} times its share by the cost model"
         before = self._references.setdefault((rank.node, rank.slot, rank.kind, len(ranks)), [])
         if len(before) >= REFERENCE:
-            usual = statistics.median(before)
-            words += f", it should be {usual:.2f}"
+            usual = statistics.median(compared for compared, _ in before)
+            longer = own / statistics.median(time for _, time in before)
+            words += f", it should be {usual:.2f}; {longer:.2f} times its own time before"
             relation /= usual
-            factor = max(factor, relation)
+            factor = max(factor, min(relation, longer))
         else:
             # As it would be if all were well: a slow node that recovers must not make the others look slow.
             well = statistics.median(o.seconds / o.expected / known.get(o.node, 1.0) for o in others)
-            before.append(own / known.get(rank.node, 1.0) / well)
+            itself = own / known.get(rank.node, 1.0)
+            before.append((itself / well, itself))
         return Slowness(rank.node, rank.slot, max(factor, 1.0), words, relation)
 
 

@@ -138,8 +138,10 @@ class Drills:
             "unicron_hpc.supervisor.drill_child",
             msgspec.json.encode(task).decode(),
         ]
-        # It must outlive this agent, so nobody waits for it; it has an end of its own.
-        self._children.append(subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True))
+        # It must outlive this agent, so nobody waits for it; it has an end of its own. But Linux deals
+        # processors to sessions first (sched_autogroup): who takes the rank's must be in the rank's session.
+        apart = drill.name != "busy"
+        self._children.append(subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=apart))
 
     def _note(self, drill: Drill, state: drill_notes.State, detail: str) -> None:
         drill_notes.write(self._run_folder, drill.order, drill.name, self._node, state, detail)
