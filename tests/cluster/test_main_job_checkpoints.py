@@ -105,6 +105,14 @@ def test_a_cancelled_job_leaves_no_process_and_says_that_it_was_cancelled(resume
     assert resumed.first.events("job_finished")[-1]["state"] == "cancelled"
 
 
+def test_a_cancelled_job_saves_on_its_way_out_and_says_where(resumed: Resumed) -> None:
+    asked, summary = resumed.first.events("stop_requested")[0], resumed.first.summary()
+    last = resumed.first.events("checkpoint_saved")[-1]
+    assert last["time"] > asked["time"]
+    assert summary is not None
+    assert summary["cause"].endswith(f"task resumed is saved at iteration {last['iteration']}")
+
+
 def test_a_new_submission_on_fewer_nodes_goes_on_after_the_newest_checkpoint(resumed: Resumed) -> None:
     assert first_iteration(resumed.second) == resumed.whole[0][-1] + 1
     assert resumed.second.events("transition_finished")[0]["state_sources"]["disk"] > 0

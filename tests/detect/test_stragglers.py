@@ -177,3 +177,13 @@ def test_a_neighbour_that_was_slower_than_known_makes_nobody_slow_when_it_recove
     for _ in range(REFERENCE):  # while one that does become slower is still found
         found = comparison.look(ranks([5], [10, 2], {0: 3.0}, noise), {"n1": 1.0})
         assert found["n0"].factor > 1.5
+
+
+def test_who_is_faster_beside_a_slow_node_is_not_slow_when_that_recovers() -> None:
+    """They share a processor's caches, or a switch: what one does not use is the other's."""
+    comparison = Comparison()
+    for _ in range(2 * REFERENCE):
+        comparison.look([OwnWork("a", 0, "ten", 10.0, 7.0), OwnWork("b", 0, "two", 2.0, 8.0)], {"b": 4.0})
+    for _ in range(REFERENCE):
+        well = [OwnWork("a", 0, "ten", 10.0, 10.0), OwnWork("b", 0, "two", 2.0, 2.0)]
+        assert comparison.look(well, {"b": 4.0})["a"].factor == 1.0

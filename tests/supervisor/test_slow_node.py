@@ -24,7 +24,9 @@ def load(layout: Layout | None) -> dict[str, int]:
     }
 
 
-def test_it_gets_less_to_do_by_a_planned_transition_on_the_same_nodes(tmp_path: Path) -> None:
+def test_it_gets_less_to_do_by_a_planned_transition_and_its_share_back_when_it_is_fast_again(
+    tmp_path: Path,
+) -> None:
     async def work() -> None:
         window = f"recovery.slow_node_window={WINDOW}"
         async with LoneJob(tmp_path, window, *BUSY, active=4, spares=0) as job:
@@ -48,5 +50,17 @@ def test_it_gets_less_to_do_by_a_planned_transition_on_the_same_nodes(tmp_path: 
             assert told["seconds_then"] < told["seconds_now"]
             assert [event["incident"] for event in job.events("transition_finished")] == [None, None]
             assert job.events("fault_detected") == []
+
+            later = start + 10 * WINDOW
+            for second in range(3 * WINDOW):
+                for node, share in now.items():
+                    vital = Vital(job.on(node), job.epoch, 9, True, 0.2 * share / 16, 9)
+                    task.vitals.note(vital, later + second)
+                board.look_for_slow(later + second)
+            await job.until(lambda: task.in_transition)
+            await job.running()
+            assert load(task.layout) == dict.fromkeys(job.nodes, 16)
+            (well,) = job.events("slow_node_recovered")
+            assert well["node"] == "n3"
 
     within(work())

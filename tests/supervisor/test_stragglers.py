@@ -287,3 +287,20 @@ def test_ranks_are_compared_when_all_of_them_have_been_measured() -> None:
     assert own_work(early) is None
     missing = {rank: vital for rank, vital in task.vitals.items() if rank != 2}
     assert own_work(Running(task.layout, task.work, missing)) is None
+
+
+def test_a_task_that_cannot_move_when_its_node_recovers_moves_as_soon_as_it_can(tmp_path: Path) -> None:
+    async def work() -> None:
+        eye = Eye(tmp_path, SHARE)
+        await eye.see(WINDOW, {"n1": 1.3})
+        eye.busy = True
+        await eye.see(WINDOW, {})
+        eye.busy = False
+        await eye.see(2, {})
+        told = [event["type"] for event in eye.told()]
+        assert told == ["slow_node", "share_anew", "slow_node_recovered", "share_anew"]
+        done = len(eye.shared)
+        await eye.see(2 * WINDOW, {})
+        assert len(eye.shared) == done
+
+    within(work())

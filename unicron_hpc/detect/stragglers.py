@@ -9,6 +9,7 @@ itself takes longer than before: when another one becomes faster, nobody has bec
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
@@ -76,7 +77,7 @@ class Comparison:
 
     def __init__(self) -> None:
         #: How a rank compared with the others, and its time for a unit of work, look by look.
-        self._references: dict[Hashable, list[tuple[float, float]]] = {}
+        self._references: dict[tuple[str, int, Hashable, int], list[tuple[float, float]]] = {}
 
     def look(
         self, ranks: Sequence[OwnWork], known: Mapping[str, float] | None = None
@@ -100,6 +101,10 @@ class Comparison:
                 slowest[rank.node] = found
         return slowest
 
+    def forget(self, node: str) -> None:
+        """A node has recovered: how it compared while it was slow is no measure any more."""
+        self._references = {key: value for key, value in self._references.items() if key[0] != node}
+
     def _compare(self, rank: OwnWork, ranks: Sequence[OwnWork], known: Mapping[str, float]) -> Slowness:
         own = rank.seconds / rank.expected
         others = [other for other in ranks if other.node != rank.node]
@@ -120,8 +125,9 @@ class Comparison:
             words += f", it should be {usual:.2f}; {longer:.2f} times its own time before"
             relation /= usual
             factor = max(factor, min(relation, longer))
-        else:
-            # As it would be if all were well: a slow node that recovers must not make the others look slow.
+        elif not known or known.get(rank.node, math.inf) <= relation * MODEL_MARGIN:
+            # As it would be if all were well. How others do beside a slow node does not tell: they may be
+            # faster for it, and would look slow when it recovers. Nor does a node that may have recovered.
             well = statistics.median(o.seconds / o.expected / known.get(o.node, 1.0) for o in others)
             itself = own / known.get(rank.node, 1.0)
             before.append((itself / well, itself))

@@ -209,6 +209,13 @@ def _reused(event: Event) -> str:
     return f"{whole}: {kept} of {kept + redone} micro-batches are kept"
 
 
+def _stop_requested(event: Event) -> str:
+    if not event["tasks"]:
+        return f"the run is asked to end: {event['reason']}"
+    saved = f"{names(event['tasks'])} saved first, in {seconds(event['seconds'])} at most"
+    return f"the run is asked to end: {event['reason']}; {saved}"
+
+
 def _share_anew(event: Event) -> str:
     before, after = seconds(event["seconds_now"]), seconds(event["seconds_then"])
     whose = f"the work of task {event['task']} is shared anew, {event['node']} has changed speed"
@@ -271,6 +278,7 @@ _SENTENCES: Mapping[str, Callable[[Event], str]] = {
     "state_lost": lambda e: (
         f"no survivor has {names(e['units'])} of task {e['task']} any more: it must be read from a checkpoint"
     ),
+    "stop_requested": _stop_requested,
     "table_miss": lambda e: f"{e['event']} had no plan ready; made in {seconds(e['seconds'])}",
     "task_finished": lambda e: f"task {e['task']} is finished at iteration {e['iteration']}",
     "task_waiting": lambda e: f"no node is left for task {e['task']}; it waits",

@@ -7,10 +7,8 @@ import contextlib
 import ctypes
 import logging
 import os
-import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from unicron_hpc.config import Settings, load_resolved
 from unicron_hpc.detect.site_rules import use_rules_of
 from unicron_hpc.errors import UnicronError
 from unicron_hpc.slurm.run_folder import RULES
-from unicron_hpc.slurm.signals import stopping
 from unicron_hpc.supervisor import directory
 from unicron_hpc.supervisor.address import own_address
 from unicron_hpc.supervisor.agent_environment import node_name, rank_environment
@@ -53,8 +50,10 @@ from unicron_hpc.supervisor.messages import (
 from unicron_hpc.supervisor.node_data import prepare_task_data
 from unicron_hpc.supervisor.node_health import NodeHealth
 from unicron_hpc.supervisor.oom import MemoryKills, counter_file
+from unicron_hpc.supervisor.probes import Probes
 from unicron_hpc.supervisor.rank_messages import RankCommitted
 from unicron_hpc.supervisor.recent_commits import RecentCommits
+from unicron_hpc.supervisor.stop_wishes import StopWishes
 from unicron_hpc.supervisor.transport import Transport
 from unicron_hpc.supervisor.watch_messages import DumpStacks
 from unicron_hpc.supervisor.witness import missing_are_down, this_node_is_well
@@ -111,21 +110,21 @@ class Agent:
             cut_all=self._ranks.cut_all,
             witness=lambda absent: missing_are_down(allocation, absent),
             elected=self._won,
+            probes=Probes(settings.recovery.node_timeout),
         )
         self._beat = 0
         self._coordinator: Coordinator | None = None
         self._finish: asyncio.Future[int] | None = None
         self._last_tick = time.monotonic()
-        self._signals: Counter[int] = Counter()
+        self._wishes = StopWishes(settings.slurm.signal, node, self._ask_to_stop, self._end)
         self._preparing: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
         """Work until the run is over; returns the exit code."""
         loop = asyncio.get_running_loop()
         self._finish = loop.create_future()
-        # Slurm's own SIGTERM, and the batch process's word, which srun passes on only as SIGUSR1.
-        for number in {*stopping(self.settings.slurm.signal), signal.SIGUSR1}:
-            loop.add_signal_handler(number, self._on_signal, number)
+        for number in self._wishes.numbers:
+            loop.add_signal_handler(number, self._wishes.take, number)
         await self._transport.start()
         directory.announce(self.run_folder, self.node, self._transport.address)
         self._zygote.start()
@@ -273,19 +272,10 @@ class Agent:
         if self._finish and not self._finish.done():
             self._finish.set_result(exit_code)
 
-    def _on_signal(self, number: int) -> None:
-        name = signal.Signals(number).name
-        log.warning("%s received", name)
-        self._signals[number] += 1
-        if self._signals[number] > 1:
-            # Whoever asks twice does not want to wait for what the first one began. Slurm's SIGTERM and the
-            # batch process's SIGUSR1 are of one and the same request.
-            self._end(128 + number)
-        elif self._coordinator:
-            self._coordinator.stop_requested(f"{name} received on {self.node}")
-        else:
-            # The coordinator gets the same signal and says when to end; this is for when it does not.
-            asyncio.get_running_loop().call_later(10.0, self._end, 128 + number)
+    def _ask_to_stop(self, reason: str, seconds: float) -> bool:
+        if self._coordinator:
+            self._coordinator.stop_requested(reason, seconds)
+        return self._coordinator is not None
 
     # ------------------------------------------------------------ time
 
@@ -349,6 +339,7 @@ class Agent:
             ),
         )
         self._coordinator.start(self._leadership.term)
+        self._wishes.pass_on()
 
     def _follow(self, term: int, coordinator: str) -> None:
         """Somebody was elected in a higher term: whoever coordinated before does so no more."""

@@ -20,6 +20,7 @@ from unicron_hpc.supervisor.commit_log import CommitLog
 from unicron_hpc.supervisor.draining import Drains
 from unicron_hpc.supervisor.ending import Ending
 from unicron_hpc.supervisor.incident import Evidence
+from unicron_hpc.supervisor.last_checkpoint import LastCheckpoint
 from unicron_hpc.supervisor.losses import Losses
 from unicron_hpc.supervisor.members import Members
 from unicron_hpc.supervisor.messages import (
@@ -132,6 +133,7 @@ class Board:
             self.journal,
             lambda: failure_domains(allocation),
         )
+        self.last_checkpoint = LastCheckpoint(self.journal, lambda cause: self.finish(1, "cancelled", cause))
         self._stragglers = Stragglers(
             settings.recovery,
             self.journal,
@@ -164,6 +166,7 @@ class Board:
             task.close()
         self._drains.close()
         self._quorum.close()
+        self._losses.close()
         self._planning.close()
         self._stragglers.close()
         self.commits.close()

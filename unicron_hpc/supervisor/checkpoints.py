@@ -55,6 +55,7 @@ class Checkpoints:
         self._sealing: set[asyncio.Task[None]] = set()
         self._whole: set[Path] = set()
         self._newest = 0
+        self.failures = 0
         self.failure = ""  # why the checkpoint of the last iteration could not be written
 
     def begin_epoch(self, epoch: int, layout: Layout) -> None:
@@ -109,6 +110,7 @@ class Checkpoints:
             "checkpoint_failed", part.epoch, task=self._task.name, iteration=part.iteration, error=error
         )
         self._parts.pop(part.directory, None)
+        self.failures += 1
         if part.iteration >= self._task.train.train_iters:
             self.failure = error
         self._on_settled()

@@ -137,9 +137,10 @@ class Coordinator:
         """Leave office."""
         self._board.close()
 
-    def stop_requested(self, reason: str) -> None:
-        """The user or Slurm wants the job to end."""
-        self._board.finish(1, "cancelled", reason)
+    def stop_requested(self, reason: str, seconds: float) -> None:
+        """The user or Slurm wants the job to end within so many seconds."""
+        saves = [task.saves for task in self._board.tasks.values()]
+        self._board.last_checkpoint.begin(saves, reason, seconds, self._board.epoch)
 
     # ------------------------------------------------------------ messages
 
@@ -251,6 +252,8 @@ class Coordinator:
     def tick(self, now: float) -> None:
         """Look at what has not happened."""
         board = self._board
+        if not board.over:
+            board.last_checkpoint.look(now)
         if board.over:
             return
         if now - self._last_beat >= self._settings.recovery.heartbeat_interval:

@@ -11,6 +11,7 @@ from unicron_hpc.config import RecoverySettings
 from unicron_hpc.errors import UnicronError
 from unicron_hpc.supervisor.election import Ballot, Verdict, patience, verdict
 from unicron_hpc.supervisor.messages import Body, JobSnapshot, Role, Vote, VoteRequest
+from unicron_hpc.supervisor.probes import Probes
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ class Leadership:
         Asks slurmctld whether it has lost all of these nodes (blocks; used in a thread).
     elected
         Called with the predecessor when this agent has won.
+    probes
+        Asks whether the silent coordinator's machine answers.
     clock
         Seconds of a monotonic clock.
 
@@ -63,6 +66,7 @@ class Leadership:
         cut_all: Callable[[], None],
         witness: Callable[[Sequence[str]], bool],
         elected: Callable[[str], None],
+        probes: Probes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._node = node
@@ -73,10 +77,12 @@ class Leadership:
         self._cut_all = cut_all
         self._witness = witness
         self._elected = elected
+        self._probes = probes
         self._clock = clock
         self._ballot = Ballot(node)
         self._standing_since: float | None = None
         self._idle = False
+        self._excused = 0.0
         self.leader = self._nodes[0]
         self.term = self._ballot.term
         self.heard = clock()
@@ -97,6 +103,7 @@ class Leadership:
         self.heard = self._clock()
         self._standing_since = None
         self._idle = False
+        self._excused = 0.0
 
     def stalled(self, seconds: float) -> None:
         """This agent itself did not run for so long: silence of others proves nothing."""
@@ -119,6 +126,11 @@ class Leadership:
         # At the start the coordinator may not be up yet.
         timeout = recovery.startup_timeout if self.snapshot is None else recovery.node_timeout
         silent = now - self.heard
+        if self.snapshot is not None and self._probes is not None:
+            address = next((m.address for m in self.snapshot.members if m.node == self.leader), "")
+            if not self._probes.look(self.leader, address, self.heard, now):
+                self._excused = max(0.0, silent - timeout)
+                return
         if silent <= timeout:
             return
         members = self._members()
@@ -136,7 +148,9 @@ class Leadership:
                 where=self._node,
                 hint="Nothing was written by this side. See the other nodes' logs in the run folder.",
             )
-        if silent < timeout + patience(self._node, members, self.leader, 2 * recovery.heartbeat_interval):
+        # Who stands first does not depend on how long the coordinator was waited for.
+        turn = patience(self._node, members, self.leader, 2 * recovery.heartbeat_interval)
+        if silent - self._excused < timeout + turn:
             return
         if self._standing_since is None or now - self._standing_since > timeout:
             self._standing_since = now

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from unicron_hpc.config import RecoverySettings
 from unicron_hpc.report.journal import Journal
 from unicron_hpc.supervisor.incident import Evidence
-from unicron_hpc.supervisor.members import Members, Node, silence
+from unicron_hpc.supervisor.members import Members, silence
 from unicron_hpc.supervisor.messages import Role
+from unicron_hpc.supervisor.probes import Probes
 from unicron_hpc.supervisor.quorum import Quorum, Right
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class Losses:
         self._recovery = recovery
         self._journal = journal
         self._forget = forget
+        self._probes = Probes(recovery.node_timeout)
 
     def look(self, now: float, *, deciding: bool) -> tuple[Right, dict[str, Evidence]]:
         """Who is lost, and whether those that are left may decide so.
@@ -63,7 +65,14 @@ class Losses:
         tuple
             The right to go on, and evidence for every node to be taken out now.
         """
-        silent = self._silent(now, self._recovery.node_timeout)
+        silent = {
+            node.name: node
+            for node in self._members
+            if node.role is not Role.LOST
+            and node.heard is not None
+            and node.name != self._node
+            and self._probes.look(node.name, node.address, node.heard, now)
+        }
         evidence = {name: silence(node, now) for name, node in silent.items()}
         if not deciding:
             return Right.GO_ON, evidence
@@ -72,8 +81,9 @@ class Losses:
         if right is not Right.GO_ON:
             return right, {}
         # A cut network shows node by node: who is about to be silent might take the majority along.
-        nearly = self._silent(now, self._recovery.node_timeout - 1.5 * self._recovery.heartbeat_interval)
-        return right, evidence if self._quorum.enough(here - nearly.keys()) else {}
+        limit = self._recovery.node_timeout - 1.5 * self._recovery.heartbeat_interval
+        nearly = {node.name for node in self._members.silent(now, limit)} - {self._node}
+        return right, evidence if self._quorum.enough(here - nearly) else {}
 
     def take_out(self, lost: Mapping[str, Evidence], epoch: int) -> list[str]:
         """Take nodes out for good: they are journaled and cut off.
@@ -96,5 +106,6 @@ class Losses:
             out.append(name)
         return out
 
-    def _silent(self, now: float, timeout: float) -> dict[str, Node]:
-        return {n.name: n for n in self._members.silent(now, timeout) if n.name != self._node}
+    def close(self) -> None:
+        """Look no more."""
+        self._probes.close()

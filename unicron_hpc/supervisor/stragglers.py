@@ -77,6 +77,8 @@ class Stragglers:
         self._factors: dict[str, float] = {}
         self._asked: dict[str, float] = {}
         self._asking: asyncio.Task[None] | None = None
+        #: Nodes that are as fast as the others again, whose task has not been asked to share anew since.
+        self._recovered: dict[str, tuple[str, Slowness]] = {}
         self._next = 0.0
 
     def look(self, tasks: Mapping[str, Running], epoch: int, now: float) -> None:
@@ -94,6 +96,9 @@ class Stragglers:
                 changed |= self._note(name, node, slowness, epoch, now)
         if changed:
             self._planned_with(dict(self._factors))
+        for node, (task_name, slowness) in list(self._recovered.items()):
+            if self._ask(task_name, node, 1.0, slowness, epoch, now):
+                break
 
     def close(self) -> None:
         """Ask no more."""
@@ -110,13 +115,15 @@ class Stragglers:
             seen.slow = False
             self._factors.pop(node, None)
             self._journal.write("slow_node_recovered", epoch, task=task, node=node)
-            self._ask(task, node, 1.0, slowness, epoch, now)
+            self._comparisons[task].forget(node)
+            self._recovered[node] = (task, slowness)
             return True
         factor = seen.lasting(threshold)
         if factor is None:
             return False
         if not seen.slow:
             seen.slow = True
+            self._recovered.pop(node, None)
             log.warning("%s is slow: %.2f times (%s)", node, factor, slowness.compared)
             self._journal.write(
                 "slow_node",
@@ -131,15 +138,21 @@ class Stragglers:
         self._factors[node] = factor
         return abs(factor - known) > STEP
 
-    def _ask(self, task: str, node: str, factor: float, slowness: Slowness, epoch: int, now: float) -> None:
-        """Have the planner say what would be better with a node that is as slow as this; once a window."""
-        busy = self._asking is not None and not self._asking.done()
-        if busy or now - self._asked.get(node, -float("inf")) < self._recovery.slow_node_window:
-            return
+    def _ask(self, task: str, node: str, factor: float, slowness: Slowness, epoch: int, now: float) -> bool:
+        """Have the planner say what would be better with a node that is as slow as this.
+
+        Once a window, but for one that has recovered; False where it was not asked.
+        """
+        if self._asking is not None and not self._asking.done():
+            return False
+        recent = now - self._asked.get(node, -float("inf")) < self._recovery.slow_node_window
+        if recent and node not in self._recovered:
+            return False
         self._asked[node] = now
         may_go = self._nodes[node].lasting(self._recovery.slow_node_out_factor) is not None
         work = self._decide(task, node, factor, slowness, epoch, may_go=may_go)
         self._asking = asyncio.create_task(work, name="slow node")
+        return True
 
     async def _decide(
         self, task: str, node: str, factor: float, slowness: Slowness, epoch: int, *, may_go: bool
@@ -147,7 +160,13 @@ class Stragglers:
         verdict = await asyncio.to_thread(self._better_without(task, node))
         if verdict is not None and verdict.better and may_go:
             self._out(node, factor, slowness, verdict)
-        elif verdict is not None and verdict.share_anew and self._share_anew(task):
+            return
+        wanted = verdict is not None and verdict.share_anew
+        if wanted and not self._share_anew(task):
+            log.info("task %s cannot share its work anew now, while %s takes %.2f times", task, node, factor)
+            return  # one that has recovered is asked about again
+        self._recovered.pop(node, None)
+        if verdict is not None and wanted:
             self._journal.write(
                 "share_anew",
                 epoch,
@@ -168,6 +187,7 @@ class Stragglers:
         )
         self._factors.pop(node, None)
         self._nodes.pop(node, None)
+        self._recovered.pop(node, None)
         self._take_out(Evidence(SLOW_NODE, Method.STATISTICS, node, None, detail))
 
 

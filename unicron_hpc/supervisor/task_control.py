@@ -40,6 +40,7 @@ from unicron_hpc.supervisor.rank_messages import (
 )
 from unicron_hpc.supervisor.seats import RankProcessState, Seats
 from unicron_hpc.supervisor.stragglers import Running
+from unicron_hpc.supervisor.task_saves import TaskSaves
 from unicron_hpc.supervisor.task_state import TaskState
 from unicron_hpc.supervisor.transitions import Transitions
 from unicron_hpc.supervisor.vitals import Vitals
@@ -66,6 +67,7 @@ class TaskControl:
         self._recovery = recovery
         self._hub = hub
         self._checkpoints = Checkpoints(task, hub.journal, hub.tell, self.check_finished)
+        self.saves = TaskSaves(self._state, hub, self._checkpoints)
         self._progress = Progress(recovery.iteration_failure_factor, recovery.iteration_failure_floor)
         self._incidents = Incidents(self._state, hub, recovery)
         self._pace = Pace()
@@ -186,6 +188,7 @@ class TaskControl:
         if state.finished or state.layout is None or self.in_transition or state.incident is not None:
             return False
         state.nodes, state.candidate, state.from_table = nodes, None, False
+        state.planned = frozenset()  # the layout was not chosen for nodes of these speeds
         self._transitions.begin()
         return True
 
