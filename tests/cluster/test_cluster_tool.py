@@ -246,7 +246,7 @@ class TestUpAndDown:
         assert traces(small, folder) == []
 
     def test_an_up_that_cannot_work_quotes_the_daemon_and_clears_up(self, small: Cluster) -> None:
-        with pytest.raises(ClusterError, match=r"slurmctld.*(?s:.*)NoSuchThing"):
+        with pytest.raises(ClusterError, match=r"slurm(ctld|d-n1).*(?s:.*)NoSuchThing"):
             small.up(nodes=1, settings={"NoSuchThing": "1"})
         with pytest.raises(ClusterError, match="no cluster is up"):
             small.status()

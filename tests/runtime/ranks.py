@@ -210,8 +210,8 @@ def _serve(
                 name, arguments = pipe.recv()
             except (EOFError, OSError):
                 os._exit(0)
-            if name in ("cut_when_waiting", "cut_when_summing"):
-                _await_communication(engine, commands, sums=name == "cut_when_summing")
+            if name in WAITS:
+                _await_communication(engine, commands, WAITS[name])
                 name = "cut"
             if name == "cut":
                 over.append(arguments[0])
@@ -244,17 +244,23 @@ def _serve(
         pipe.send(answer)
 
 
-def _await_communication(engine: Engine, commands: queue.Queue[Any], *, sums: bool) -> None:
-    """Return once the engine's worker waits for a peer, or has ended.
+#: Commands that cut a rank once it waits for a peer, and in which functions.
+WAITS: dict[str, tuple[str, ...]] = {
+    "cut_when_waiting": (),
+    "cut_when_summing": ("_finish_oldest", "agree"),
+    "cut_when_testing": ("self_test",),
+}
 
-    If `sums`, for one that has yet to add its gradients or to agree on the commit.
-    """
+
+def _await_communication(engine: Engine, commands: queue.Queue[Any], functions: tuple[str, ...]) -> None:
+    """Return once the engine's worker waits for a peer, below one of these functions, or has ended."""
     while commands.unfinished_tasks:
         thread = engine._worker._thread
         frame = sys._current_frames().get(thread.ident) if thread else None
         if frame is not None and frame.f_code.co_filename.endswith(attempt._WAITING_FILES):
-            names = [function.name for function in traceback.extract_stack(frame)]
-            if not sums or "_finish_oldest" in names or "agree" in names:
+            if not functions:
+                return
+            if not {function.name for function in traceback.extract_stack(frame)}.isdisjoint(functions):
                 return
         time.sleep(0.001)
 

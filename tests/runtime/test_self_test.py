@@ -78,7 +78,7 @@ def test_ranks_meet_their_partners_a_damaged_message_is_noticed_and_a_cut_ends_t
         stuck.touch()
         world.send_rebuild(FOUR, self_test=True)
         for rank in (0, 1, 3):
-            world.ranks[rank].send("cut_when_waiting", world.epoch + 1)
+            world.ranks[rank].send("cut_when_testing", world.epoch + 1)
         for rank in (0, 1, 3):
             assert world.ranks[rank].answer().error in ("GroupsCut", "PeerLost", "WorkLeftBehind")
     finally:
