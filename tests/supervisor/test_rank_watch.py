@@ -120,7 +120,8 @@ def test_who_is_stuck_by_itself_is_named_and_who_waits_or_trains_is_not(tmp_path
             assert re.search(r"python[\d.]*: T", taken[stopped].state)
             assert sum(len(stacks.stacks) for stacks in dumped.ranks) <= TRAVELS
             await here.until(lambda: sum(isinstance(b, RankExited) for b in here.reports) == trains + 1)
-            assert all(b.status == -9 for b in here.reports if isinstance(b, RankExited))
+            # None: its zygote got no processor time to tell it.
+            assert {b.status for b in here.reports if isinstance(b, RankExited)} <= {-9, None}
             for slot in range(trains + 1):
                 file = tmp_path / "logs" / taken[slot].file
                 while not file.exists() or f"pid {here.pid(slot)}" not in file.read_text():
