@@ -172,7 +172,7 @@ class FinishCheckpoint(msgspec.Struct, frozen=True, tag=True):
 
 
 class SaveCheckpoint(msgspec.Struct, frozen=True, tag=True):
-    """Save after one of the next iterations, all ranks after the same: the run is about to end."""
+    """Have all ranks save after one of the next iterations: the run is about to end (sent to one rank)."""
 
 
 class AreYouThere(msgspec.Struct, frozen=True, tag=True):

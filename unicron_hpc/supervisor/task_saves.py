@@ -48,5 +48,8 @@ class TaskSaves:
 
     def order(self) -> None:
         """Have all ranks save after the same one of the next iterations."""
-        for process in self._state.seats:
+        layout = self._state.layout
+        process = self._state.seats.get(layout.seats[0]) if layout is not None else None
+        if process is not None:
+            # One is enough, and only one: another that heard of it later would have all save again.
             self._hub.tell(process.address, SaveCheckpoint())
