@@ -62,6 +62,15 @@ def break_off(world: World, first: list[int], summing: Collection[int] = (0, 1))
             assert rank.answer().error in ("GroupsCut", "PeerLost", "WorkLeftBehind")
 
 
+def replace_first_of_second_replica(world: World) -> None:
+    """Rank 2 fails at micro-batch 6, the others being done with theirs; a fresh process takes its place."""
+    trained(world)
+    world.ranks[2].ask("fail_at", BROKEN, 6)
+    break_off(world, [2])
+    world.ranks[2].end()
+    world.recover(TWO_BY_TWO, [0, 1, None, 3])
+
+
 def assert_goes_on(world: World, faultless: list[Committed]) -> None:
     """The broken iteration and one more have the losses and gradients of a run without faults."""
     for found, expected in zip(world.run(2), faultless[BROKEN - 1 :], strict=True):
@@ -77,11 +86,7 @@ def read_of_broken(world: World, rank: int) -> list[int]:
 
 
 def test_only_the_share_of_a_lost_replica_is_computed_again(world: World, faultless: list[Committed]) -> None:
-    trained(world)
-    world.ranks[2].ask("fail_at", BROKEN, 6)
-    break_off(world, [2])
-    world.ranks[2].end()
-    world.recover(TWO_BY_TWO, [0, 1, None, 3])
+    replace_first_of_second_replica(world)
     assert world.reuse is not None
     assert sorted(index for share in world.reuse.run for index in share) == [4, 5, 6, 7]
     assert_goes_on(world, faultless)
@@ -117,11 +122,7 @@ def test_where_all_survive_only_what_was_in_flight_is_computed_again(
 def test_a_second_fault_in_the_same_iteration_loses_nothing_of_what_was_kept(
     world: World, faultless: list[Committed]
 ) -> None:
-    trained(world)
-    world.ranks[2].ask("fail_at", BROKEN, 6)
-    break_off(world, [2])
-    world.ranks[2].end()
-    world.recover(TWO_BY_TWO, [0, 1, None, 3])
+    replace_first_of_second_replica(world)
     world.ranks[2].ask("fail_at", BROKEN, 7)
     break_off(world, [2])
     world.recover(TWO_BY_TWO, [0, 1, 2, 3])
@@ -134,11 +135,7 @@ def test_a_second_fault_in_the_same_iteration_loses_nothing_of_what_was_kept(
 def test_a_cut_before_the_first_micro_batch_leaves_what_was_taken_over(
     world: World, faultless: list[Committed]
 ) -> None:
-    trained(world)
-    world.ranks[2].ask("fail_at", BROKEN, 6)
-    break_off(world, [2])
-    world.ranks[2].end()
-    world.recover(TWO_BY_TWO, [0, 1, None, 3])
+    replace_first_of_second_replica(world)
     before = world.reuse
     world.recover(TWO_BY_TWO, [0, 1, 2, 3])
     assert before is not None

@@ -143,6 +143,7 @@ class Progress:
         """
         if self._iteration != iteration or self._under_way:
             return None
+        masked = {m: self._masked(m) for m in self._added}
         sums: dict[Key, frozenset[int]] = {}
         gradients = {}
         for spec in self._chunk.specs:
@@ -155,7 +156,7 @@ class Progress:
                 for use in uses(unit, first=True, last=True, tied=self._tied):
                     sums[use, index] = frozenset(self._whole)
                 continue
-            added = {m for m in self._added if spec.key not in self._masked(m)}
+            added = {m for m in self._added if spec.key not in masked[m]}
             here = self._uses(unit)
             for use in uses(unit, first=True, last=True, tied=self._tied):
                 before = self._before.get((use, index), frozenset())

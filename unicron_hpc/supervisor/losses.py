@@ -67,11 +67,8 @@ class Losses:
         """
         silent = {
             node.name: node
-            for node in self._members
-            if node.role is not Role.LOST
-            and node.heard is not None
-            and node.name != self._node
-            and self._probes.look(node.name, node.address, node.heard, now)
+            for node in self._members.silent(now, 0.0)
+            if node.name != self._node and self._probes.look(node.name, node.address, node.heard or now, now)
         }
         evidence = {name: silence(node, now) for name, node in silent.items()}
         if not deciding:

@@ -161,12 +161,12 @@ class Stragglers:
         if verdict is not None and verdict.better and may_go:
             self._out(node, factor, slowness, verdict)
             return
-        wanted = verdict is not None and verdict.share_anew
-        if wanted and not self._share_anew(task):
-            log.info("task %s cannot share its work anew now, while %s takes %.2f times", task, node, factor)
-            return  # one that has recovered is asked about again
-        self._recovered.pop(node, None)
-        if verdict is not None and wanted:
+        if verdict is not None and verdict.share_anew:
+            if not self._share_anew(task):
+                log.info(
+                    "task %s cannot share its work anew now, while %s takes %.2f times", task, node, factor
+                )
+                return  # one that has recovered is asked about again
             self._journal.write(
                 "share_anew",
                 epoch,
@@ -178,6 +178,7 @@ class Stragglers:
             )
         else:
             log.info("%s takes %.2f times as long, and the task stays as it is: %s", node, factor, verdict)
+        self._recovered.pop(node, None)
 
     def _out(self, node: str, factor: float, slowness: Slowness, verdict: Verdict) -> None:
         detail = (
