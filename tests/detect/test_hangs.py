@@ -437,9 +437,10 @@ def test_ranks_at_work_are_not_asked() -> None:
 # ---------------------------------------------------------------- statistics
 
 
-def test_own_work_is_what_is_left_without_waiting() -> None:
+def test_a_ranks_share_of_the_work_has_no_waiting_in_it_and_nothing_that_all_do_alike() -> None:
     rank = Rank().trained(1.0, 1)
-    phases = {WorkPhase.FORWARD: 0.2, WorkPhase.BACKWARD: 0.3, WorkPhase.EXCHANGE: 0.4, WorkPhase.COMMIT: 0.1}
+    phases = {WorkPhase.FORWARD: 0.2, WorkPhase.BACKWARD: 0.3, WorkPhase.EXCHANGE: 0.3, WorkPhase.COMMIT: 0.1}
+    phases[WorkPhase.OPTIMIZER] = 0.1
     for _ in range(5):
         rank.watch.finished(1, 1.0, phases)
     assert rank.watch.compute() == (0.5, 5)

@@ -133,6 +133,42 @@ def test_it_is_over_when_most_of_a_window_was_fast() -> None:
     assert seen(*[2.0] * 61, *[1.0] * 61).over(1.1)
 
 
+def test_the_models_error_does_not_hold_a_node_slow_that_was_much_slower_before() -> None:
+    """Nor does it make one well that never was slower by more than twice what it seems now."""
+    much = seen(*[3.0] * 61)
+    assert much.lasting(1.1) == 3.0
+    for second in range(61, 122):
+        much.note(float(second), 1.19)
+    assert much.over(1.1, exact=False)
+    assert not much.over(1.1)
+    little = seen(*[1.3] * 61)
+    assert little.lasting(1.1) == 1.3
+    for second in range(61, 122):
+        little.note(float(second), 1.19)
+    assert not little.over(1.1, exact=False)
+    assert seen(*[1.0] * 61).over(1.1, exact=False)
+
+
+def test_what_was_learned_by_a_known_factor_is_no_exact_measure() -> None:
+    """Two nodes without their like: what b should take is worked out by what is thought of it."""
+
+    def now() -> list[OwnWork]:
+        return [OwnWork("a", 0, "seven", 7.0, 7.0), OwnWork("b", 0, "five", 5.0, 5.0 * 1.12)]
+
+    assumed, learned = Comparison(), Comparison()
+    for _ in range(REFERENCE):
+        assumed.look(now(), {"b": 1.12})
+        learned.look(now())
+    found = assumed.look(now(), {"b": 1.12})["b"]
+    assert (found.exact, round(found.factor, 6)) == (False, 1.12)
+    found = learned.look(now(), {"b": 1.12})["b"]
+    assert (found.exact, found.factor) == (True, 1.0)
+    assumed.forget("b")
+    for _ in range(REFERENCE):
+        assumed.look(now())
+    assert assumed.look(now())["b"].exact
+
+
 @few
 @given(st.floats(1.15, 3.0), st.floats(0.9, 1.1))
 def test_a_slow_node_is_as_slow_after_its_work_was_shared_anew(slow: float, off: float) -> None:

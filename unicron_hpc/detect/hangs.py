@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from unicron_hpc.detect.phases import (
     COMPUTE,
     OWN,
+    SHARED,
     TRANSITION,
     TRANSITION_WAITING,
     UNLIMITED,
@@ -156,7 +157,7 @@ class HangWatch:
             if phase in phases:
                 series.add(phases[phase])
                 self._trends[phase].add(phases[phase], seconds)
-        self._compute.add(sum(phases.get(phase, 0.0) for phase in COMPUTE))
+        self._compute.add(sum(phases.get(phase, 0.0) for phase in SHARED))
 
     def _begin_epoch(self, epoch: int) -> None:
         self._before = self._iteration.usual() or self._before
@@ -173,7 +174,7 @@ class HangWatch:
         return self._iteration.usual() or self._before
 
     def compute(self) -> tuple[float, int]:
-        """Seconds of own work in an iteration of this epoch, of the latest, and how many these are."""
+        """Seconds of its share of the work in an iteration, of the latest, and how many these are."""
         return self._compute.level() or 0.0, len(self._compute)
 
     def slower(self, factor: float) -> dict[WorkPhase, float]:

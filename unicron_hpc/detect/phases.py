@@ -41,8 +41,10 @@ WAITING = frozenset({WorkPhase.EXCHANGE, WorkPhase.ALL_REDUCE, WorkPhase.COMMIT}
 OWN = frozenset(
     {WorkPhase.DATA, WorkPhase.FORWARD, WorkPhase.BACKWARD, WorkPhase.OPTIMIZER, WorkPhase.REPORT}
 )
-#: Work whose time is the rank's own speed: what a straggler is known by.
+#: Work whose time is the rank's own speed.
 COMPUTE = frozenset({WorkPhase.DATA, WorkPhase.FORWARD, WorkPhase.BACKWARD, WorkPhase.OPTIMIZER})
+#: The part of it that grows with the rank's share of the work: what a straggler is known by.
+SHARED = COMPUTE - {WorkPhase.OPTIMIZER}
 #: Parts of a transition in which a rank waits for others, and in which it works for itself; the rest is disk.
 TRANSITION_WAITING = frozenset({WorkPhase.GROUPS, WorkPhase.MOVE, WorkPhase.WARM_UP})
 TRANSITION_OWN = frozenset({WorkPhase.RELEASE, WorkPhase.CHUNK, WorkPhase.STATE})

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 
 #: How far the cost model's shares may be off before a rank without its like is called slow.
 MODEL_MARGIN = 1.5
+#: How far they commonly are: a slow node that seems no slower than this may be well.
+MODEL_ERROR = 1.2
 #: Comparisons that make a rank's normal relation to the others.
 REFERENCE = 8
 
@@ -56,6 +58,8 @@ class Slowness:
         What that is compared with.
     relation
         The best guess, where what is certain is less: without a margin for the cost model's errors.
+    exact
+        No error of the cost model is in it: compared with its like, or with how it was when all were well.
     """
 
     node: str
@@ -63,6 +67,7 @@ class Slowness:
     factor: float
     compared: str
     relation: float
+    exact: bool
 
     def given(self, known: float) -> float:
         """The factor for a node that is known to be this slow: what the model agrees with needs no margin.
@@ -78,6 +83,8 @@ class Comparison:
     def __init__(self) -> None:
         #: How a rank compared with the others, and its time for a unit of work, look by look.
         self._references: dict[tuple[str, int, Hashable, int], list[tuple[float, float]]] = {}
+        #: Nodes whose references are what they should be by a known factor: what was assumed is in them.
+        self._assumed: set[str] = set()
 
     def look(
         self, ranks: Sequence[OwnWork], known: Mapping[str, float] | None = None
@@ -104,6 +111,7 @@ class Comparison:
     def forget(self, node: str) -> None:
         """A node has recovered: how it compared while it was slow is no measure any more."""
         self._references = {key: value for key, value in self._references.items() if key[0] != node}
+        self._assumed.discard(node)
 
     def _compare(self, rank: OwnWork, ranks: Sequence[OwnWork], known: Mapping[str, float]) -> Slowness:
         own = rank.seconds / rank.expected
@@ -112,13 +120,14 @@ class Comparison:
         if like:
             usual = statistics.median(like)
             words = f"{rank.seconds:.4f} s of own work, {usual:.4f} s in the median of {len(like)} like it"
-            return Slowness(rank.node, rank.slot, rank.seconds / usual, words, rank.seconds / usual)
+            return Slowness(rank.node, rank.slot, rank.seconds / usual, words, rank.seconds / usual, True)
         if not others:
-            return Slowness(rank.node, rank.slot, 1.0, "nothing to compare with", 1.0)
+            return Slowness(rank.node, rank.slot, 1.0, "nothing to compare with", 1.0, True)
         relation = own / statistics.median(other.seconds / other.expected for other in others)
         factor = relation / MODEL_MARGIN
         words = f"{relation:.2f} times its share by the cost model"
         before = self._references.setdefault((rank.node, rank.slot, rank.kind, len(ranks)), [])
+        exact = len(before) >= REFERENCE and rank.node not in self._assumed
         if len(before) >= REFERENCE:
             usual = statistics.median(compared for compared, _ in before)
             longer = own / statistics.median(time for _, time in before)
@@ -131,7 +140,9 @@ class Comparison:
             well = statistics.median(o.seconds / o.expected / known.get(o.node, 1.0) for o in others)
             itself = own / known.get(rank.node, 1.0)
             before.append((itself / well, itself))
-        return Slowness(rank.node, rank.slot, max(factor, 1.0), words, relation)
+            if rank.node in known:
+                self._assumed.add(rank.node)
+        return Slowness(rank.node, rank.slot, max(factor, 1.0), words, relation, exact)
 
 
 @dataclass(slots=True)
@@ -146,6 +157,7 @@ class Persistence:
 
     window: float
     slow: bool = False
+    _worst: float = 1.0
     _seen: deque[tuple[float, float]] = field(default_factory=deque)
 
     def note(self, now: float, factor: float) -> None:
@@ -159,14 +171,26 @@ class Persistence:
         if not self._full():
             return None
         factors = sorted(factor for _, factor in self._seen)
-        return statistics.median(factors) if factors[len(factors) // 4] >= threshold else None
+        if factors[len(factors) // 4] < threshold:
+            return None
+        middle = statistics.median(factors)
+        self._worst = max(self._worst, middle)
+        return middle
 
-    def over(self, threshold: float) -> bool:
-        """Whether three quarters of a whole window were below half of what `threshold` adds."""
+    def over(self, threshold: float, *, exact: bool = True) -> bool:
+        """Whether three quarters of a whole window were below half of what `threshold` adds.
+
+        A comparison that is not `exact` would hold a node slow for ever by the cost model's error. Below that
+        error, and below half of what the node was slower by at its worst, it counts as well: work is shared
+        as if it were, which gives it its like again where it can have one, and that tells exactly.
+        """
         if not self._full():
             return False
+        limit = (1 + threshold) / 2
+        if not exact:
+            limit = max(limit, min(MODEL_ERROR, (1 + self._worst) / 2))
         factors = sorted(factor for _, factor in self._seen)
-        return factors[(3 * len(factors)) // 4] < (1 + threshold) / 2
+        return factors[(3 * len(factors)) // 4] < limit
 
     def _full(self) -> bool:
         # Looks are not exactly regular; the oldest has just been dropped.

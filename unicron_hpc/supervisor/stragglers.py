@@ -111,8 +111,9 @@ class Stragglers:
         known = self._factors.get(node, 1.0)
         seen.note(now, slowness.given(known))
         threshold = self._recovery.slow_node_factor
-        if seen.slow and seen.over(threshold):
-            seen.slow = False
+        if seen.slow and seen.over(threshold, exact=slowness.exact):
+            # A new one: if that it was slower was no more than a guess, that must not make it slow again.
+            self._nodes[node] = Persistence(self._recovery.slow_node_window)
             self._factors.pop(node, None)
             self._journal.write("slow_node_recovered", epoch, task=task, node=node)
             self._comparisons[task].forget(node)

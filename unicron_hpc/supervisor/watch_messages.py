@@ -17,7 +17,8 @@ class Vital(msgspec.Struct, frozen=True):
     at_work
         It does something of its own just now; its agent judges how long that may take.
     compute
-        Seconds of own work (waiting taken out) in one of its latest iterations; 0 while unknown.
+        Seconds of its share of the work (no waiting, no optimizer) in one of its latest iterations; 0 while
+        unknown.
     samples
         Iterations behind `compute`.
     """
