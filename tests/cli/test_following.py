@@ -22,7 +22,12 @@ RUNS = Standing("RUNNING")
 KILLED = Standing("CANCELLED", True, "Slurm has job 7 as CANCELLED")
 
 
+QUEUED = Standing("PENDING", words="Slurm has job 7 as PENDING (BeginTime): it waits")
+
+
 def event(kind: str, **more: Any) -> dict[str, Any]:
+    if kind == "job_finished":
+        more = {"state": "finished", **more}
     return {"time": 1.0, "type": kind, "epoch": 1, **more}
 
 
@@ -90,6 +95,29 @@ class TestFollowing:
         scene.later[1.0] = lambda: scene.append(event("job_finished"))
         assert scene.follow() == 0
         assert len(scene.told) == 4
+
+    def test_goes_on_when_slurm_has_put_the_cancelled_job_back_into_its_queue(self, scene: Scene) -> None:
+        scene.append(event("job_finished", state="cancelled"))
+        scene.answers = [QUEUED, RUNS]
+        scene.later[25.0] = lambda: scene.append(event("job_started"))
+        scene.later[40.0] = lambda: scene.append(event("job_finished"))
+        assert scene.follow() == 0
+        assert scene.said == [f"{QUEUED.words}; following on"]
+        assert scene.told[-2:] == ["job_started", "job_finished"]
+
+    def test_ends_with_a_cancelled_job_that_is_not_queued_again(self, scene: Scene) -> None:
+        scene.append(event("job_finished", state="cancelled"))
+        for answer in (KILLED, RUNS, Standing("", words="no answer within 10 s")):
+            scene.answers = [answer]
+            assert scene.follow() == 0
+        assert scene.said == []
+        assert len(scene.asked) == 3
+
+    def test_ends_when_the_queued_job_is_cancelled_before_it_starts_again(self, scene: Scene) -> None:
+        scene.append(event("job_finished", state="cancelled"))
+        scene.answers = [QUEUED, QUEUED, KILLED]
+        assert scene.follow() == 0
+        assert scene.said == [f"{QUEUED.words}; following on", KILLED.words]
 
     def test_ends_when_the_job_is_over_without_an_end(self, scene: Scene) -> None:
         scene.answers = [RUNS, RUNS, KILLED]

@@ -74,6 +74,17 @@ class Job(Run):
         """Have Slurm cancel it, as its owner."""
         self.cluster.exec(["scancel", self.job_id])
 
+    @contextmanager
+    def follower(self) -> Iterator[subprocess.Popen[str]]:
+        """Run `unicron events --follow` for it, as its owner; ended with the block if it has not by then."""
+        words = ["env", *(f"{name}={value}" for name, value in ENVIRONMENT.items()), STATUS, "events", "-f"]
+        argv = self.cluster.exec_command([*words, str(self.folder)])
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
 
 @contextmanager
 def as_new_afterwards(cluster: Cluster) -> Iterator[None]:

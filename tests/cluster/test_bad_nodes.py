@@ -159,14 +159,20 @@ class TestARequeuedJob:
         before = job.record().nodes
         bad = before[-1]
         found_bad(job, bad, "ECC error")
-        embedded.exec(["scontrol", "requeue", job.job_id])
-        until(lambda: job.record().state.name, lambda name: name == "PENDING")
-        assert f" ExcNodeList={bad} " in shown(embedded, "job", job.job_id)
-        (told,) = job.events("job_requeued")
-        assert f"{bad} (ECC error, job 1)" in told["notes"][0]
-        embedded.exec(["scontrol", "update", f"JobId={job.job_id}", "StartTime=now"])
-        started = until(lambda: job.events("job_started"), lambda events: len(events) == 2)[-1]
-        assert bad not in started["nodes"]
+        with job.follower() as follower:
+            embedded.exec(["scontrol", "requeue", job.job_id])
+            until(lambda: job.record().state.name, lambda name: name == "PENDING")
+            assert f" ExcNodeList={bad} " in shown(embedded, "job", job.job_id)
+            (told,) = job.events("job_requeued")
+            assert f"{bad} (ECC error, job 1)" in told["notes"][0]
+            embedded.exec(["scontrol", "update", f"JobId={job.job_id}", "StartTime=now"])
+            started = until(lambda: job.events("job_started"), lambda events: len(events) == 2)[-1]
+            assert bad not in started["nodes"]
+            job.cancel()
+            told, said = follower.communicate(timeout=120)
+        assert told.count("begins: ") == 2  # it was followed through the queue, and to its end
+        assert said.strip().endswith("following on")
+        assert follower.returncode == 0
 
     def test_uses_a_bad_node_that_it_was_given_as_its_last_spare(self, embedded: Cluster) -> None:
         earlier = Job(embedded, "1", embedded.shared_dir / "runs" / "earlier-1")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 import pytest
 from testcluster.api import Cluster
@@ -16,10 +15,7 @@ pytestmark = pytest.mark.cluster
 def test_a_killed_job_ends_its_followers_and_is_not_said_to_run(embedded: Cluster) -> None:
     job = submit(embedded, "killed", slurm={"nodes": 2})
     job.wait_iteration(2)
-    argv = embedded.exec_command(["env", f"PYTHONPATH={ENVIRONMENT['PYTHONPATH']}", STATUS, "events", "-f"])
-    with subprocess.Popen(
-        [*argv, str(job.folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as follower:
+    with job.follower() as follower:
         # All at once, the batch script too: nobody is left to write how it ended.
         # (Some end by themselves between the look and the kill, since their agent has gone.)
         embedded.exec(["kill", "-KILL", *map(str, job.left_over())], check=False)

@@ -19,6 +19,7 @@ _LOOK = 0.5
 #: After how many seconds without a word it is asked whether the run goes on, and the longest time between
 #: two such questions: training is silent for as long as all goes well.
 QUIET, _SELDOM = 10.0, 60.0
+_ENDS = ("job_started", "job_finished")
 
 
 def follow(
@@ -48,14 +49,23 @@ def follow(
     """
     tail, silence = Tail(run_folder / EVENTS), _Silence(run_folder, clock)
     said: set[str] = set()
+    end: dict[str, Any] | None = None
     over: Standing | None = None
     while True:
-        finished = False
+        news = False
         for event in tail.events():
             tell(event)
             # A job that Slurm puts back into its queue goes on in the same journal.
-            finished = event["type"] == "job_finished" or (finished and event["type"] != "job_started")
-        if finished:
+            if event["type"] in _ENDS:
+                news, end = True, event if event["type"] == "job_finished" else None
+        if news and end is not None:
+            found = ask(run_folder) if end.get("state") != "finished" else None
+            if found is None or not found.again:
+                return 0
+            said.add(found.state)
+            say(f"{found.words}; following on")
+        if over is not None and end is not None:
+            say(over.words)
             return 0
         if over is not None:
             say(f"{over.words}. The journal has no end: nobody was left to write it")

@@ -40,6 +40,11 @@ class Standing:
     over: bool = False
     words: str = ""
 
+    @property
+    def again(self) -> bool:
+        """Whether Slurm has put the job back into its queue: it will go on in the same run folder."""
+        return self.state in _TRIED_AGAIN
+
 
 def standing(run_folder: Path) -> Standing:
     """Ask whoever knows: the summary, then the processes of this machine or Slurm; never raises."""
@@ -60,7 +65,7 @@ def standing(run_folder: Path) -> Standing:
 def put_back(job_id: str) -> Standing | None:
     """How an ended job stands that Slurm has put back into its queue; None for any other."""
     found = in_slurm(job_id)
-    return found if found.state in _TRIED_AGAIN else None
+    return found if found.again else None
 
 
 def in_slurm(job_id: str) -> Standing:
