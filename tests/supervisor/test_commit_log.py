@@ -168,3 +168,16 @@ def test_a_line_carries_the_world_size_of_its_epoch_and_what_the_rank_said(tmp_p
         "lr": 1e-3,
     }
     assert second["world_size"] == 4
+
+
+def test_a_damaged_line_keeps_no_successor_from_office(tmp_path: Path) -> None:
+    whole = {"task": "train", "iteration": 3, "epoch": 2}
+    lines = [
+        whole,
+        {},
+        {"task": "train"},
+        {**whole, "iteration": None},
+        {**whole, "iteration": 4, "epoch": []},
+    ]
+    (tmp_path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert successor_of_all(tmp_path).last("train") == 3

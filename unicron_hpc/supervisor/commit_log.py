@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from unicron_hpc.report.appender import Appender
-from unicron_hpc.report.journal import METRICS, read_lines
+from unicron_hpc.report.journal import METRICS, NOT_AS_EXPECTED, read_lines
 from unicron_hpc.runtime.orders import Committed
 
 
@@ -26,8 +27,9 @@ class CommitLog:
         # repeat them to a successor that knows nothing of the roll-back but this file.
         self._floor: dict[str, int] = {}
         for record in read_lines(path):
-            self._last[str(record["task"])] = int(record["iteration"])
-            self._floor[str(record["task"])] = int(record["epoch"])
+            with suppress(*NOT_AS_EXPECTED):  # a damaged line must not keep every successor from office
+                task, iteration, epoch = str(record["task"]), int(record["iteration"]), int(record["epoch"])
+                self._last[task], self._floor[task] = iteration, epoch
         self._file = Appender(path)
         self._early: dict[str, dict[int, tuple[int, Committed]]] = {}
         self._world_sizes: dict[tuple[str, int], int] = {}
