@@ -114,3 +114,37 @@ def test_a_failed_run_has_a_summary_too_with_its_cause(tmp_path: Path) -> None:
     )
     assert summary["iterations"] == {"train": 3}
     assert summary["started"] == 1.0 < summary["finished"]
+
+
+def test_the_summary_of_a_requeued_job_is_that_of_its_last_attempt(tmp_path: Path) -> None:
+    before, again = {"type": "job_started", "time": 10.0}, {"type": "job_started", "time": 100.0}
+    events = [
+        before,
+        fault(1, "killed (SIGKILL)"),
+        closed(1, 5.0),
+        again,
+        fault(1, "ECC error"),
+        closed(1, 2.0),
+    ]
+    lines = [commit(n, 10.0 + 8 * n, 8.0) for n in range(1, 11)] + [commit(8, 112.0, 2.0)]
+    for name, records in ((EVENTS, events), (METRICS, lines)):
+        appender = Appender(tmp_path / name)
+        for record in records:
+            appender.append(record)
+        appender.close()
+    write_summary(tmp_path, state="finished", exit_code=0, cause="", started=100.0)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [(i["error"], i["seconds"]) for i in summary["incidents"]] == [("ECC error", 2.0)]
+    assert summary["time_lost"] == {"startup": 10.0, "ECC error": 2.0}
+    assert summary["iterations"] == {"train": 8}
+    assert summary["goodput"] == pytest.approx(2.0 / summary["wall_seconds"])
+
+
+@pytest.mark.parametrize(
+    "damaged", [{}, {"task": "train"}, {"task": "train", "iteration": None}, {"incident": 1}]
+)
+def test_a_damaged_record_costs_no_summary(damaged: dict[str, Any]) -> None:
+    events = [{"type": "fault_detected", **damaged}, {"type": "incident_closed", **damaged}, {"incident": []}]
+    summary = summarize([*events, fault(2, "ECC error")], [damaged, commit(1, 11.0)], 10.0, 30.0)
+    assert summary["iterations"] == {"train": 1}
+    assert summary["incidents"][-1]["error"] == "ECC error"

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from unicron_hpc.report.journal import EVENTS, METRICS, SUMMARY, read_lines, write_whole
+from unicron_hpc.report.journal import (
+    EVENTS,
+    METRICS,
+    NOT_AS_EXPECTED,
+    SUMMARY,
+    read_lines,
+    write_whole,
+)
 
 
 def write_summary(run_folder: Path, *, state: str, exit_code: int, cause: str, started: float) -> None:
@@ -25,9 +33,13 @@ def write_summary(run_folder: Path, *, state: str, exit_code: int, cause: str, s
         Unix time at which the first coordinator took office.
     """
     finished = time.time()
-    content = summarize(
-        list(read_lines(run_folder / EVENTS)), list(read_lines(run_folder / METRICS)), started, finished
-    )
+    events, metrics = list(read_lines(run_folder / EVENTS)), list(read_lines(run_folder / METRICS))
+    # A requeued job goes on in its files; what came before is of an attempt that has had its own summary.
+    begun = max((k for k, event in enumerate(events) if event.get("type") == "job_started"), default=None)
+    if begun is not None:
+        since = events[begun].get("time")
+        events, metrics = events[begun:], [line for line in metrics if _not_before(since, line.get("time"))]
+    content = summarize(events, metrics, started, finished)
     write_whole(run_folder / SUMMARY, {"state": state, "exit_code": exit_code, "cause": cause, **content})
 
 
@@ -51,36 +63,23 @@ def summarize(
     useful: dict[str, dict[int, float]] = {}
     first_commit: float | None = None
     for line in metrics:
-        task, number = str(line["task"]), int(line["iteration"])
+        try:
+            task, number = str(line["task"]), int(line["iteration"])
+            took = float(line["iteration_seconds"])
+            begun = float(line["time"]) - took
+        except NOT_AS_EXPECTED:
+            continue
         iterations[task] = number
         seconds = useful.setdefault(task, {})
         if number in seconds:  # rolled back: this one and all after it are computed again
             seconds = useful[task] = {n: s for n, s in seconds.items() if n < number}
-        seconds[number] = float(line["iteration_seconds"])
-        begun = float(line["time"]) - float(line["iteration_seconds"])
+        seconds[number] = took
         first_commit = begun if first_commit is None else first_commit
     incidents: dict[int, dict[str, Any]] = {}
     lost: dict[str, float] = {"startup": max(0.0, (first_commit or finished) - started)}
     for event in events:
-        incident = event.get("incident")
-        if incident is None:
-            continue
-        if event["type"] == "fault_detected" and incident not in incidents:
-            incidents[incident] = {
-                "incident": incident,
-                "error": event["error"],
-                "node": event["node"],
-                "rank": event["rank"],
-                "severity": event["severity"],
-                "seconds": None,
-            }
-        elif event["type"] == "incident_closed":
-            known = incidents.setdefault(
-                incident, {"incident": incident, "error": "unknown", "node": "", "rank": None, "severity": ""}
-            )
-            # It may have been opened again.
-            known["seconds"] = float(event["seconds"]) + (known.get("seconds") or 0.0)
-            lost[known["error"]] = lost.get(known["error"], 0.0) + float(event["seconds"])
+        with suppress(*NOT_AS_EXPECTED):
+            _count(event, incidents, lost)
     wall = max(finished - started, 1e-9)
     best = max((sum(seconds.values()) for seconds in useful.values()), default=0.0)
     return {
@@ -92,3 +91,25 @@ def summarize(
         "time_lost": lost,
         "goodput": min(1.0, best / wall),
     }
+
+
+def _count(event: Mapping[str, Any], incidents: dict[int, dict[str, Any]], lost: dict[str, float]) -> None:
+    """Add an event to the incidents and to the seconds lost by error."""
+    number = event.get("incident")
+    if number is None:
+        return
+    if event["type"] == "fault_detected" and number not in incidents:
+        told = {key: event[key] for key in ("error", "node", "rank", "severity")}
+        incidents[number] = {"incident": number, **told, "seconds": None}
+    elif event["type"] == "incident_closed":
+        seconds = float(event["seconds"])
+        unknown = {"incident": number, "error": "unknown", "node": "", "rank": None, "severity": ""}
+        known = incidents.setdefault(number, unknown)
+        # It may have been opened again.
+        known["seconds"] = seconds + (known.get("seconds") or 0.0)
+        lost[known["error"]] = lost.get(known["error"], 0.0) + seconds
+
+
+def _not_before(since: object, when: object) -> bool:
+    """Whether a time is not before another one, as far as both are known."""
+    return not (isinstance(since, int | float) and isinstance(when, int | float)) or when >= since
