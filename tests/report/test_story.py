@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -280,3 +281,106 @@ def test_a_journal_cannot_speak_to_the_terminal(words: list[str], run_folder: Pa
     done = CliRunner().invoke(main, [*words, str(run_folder)])
     assert done.exit_code == 0, done.output
     assert not any((c < " " and c != "\n") or "\x7f" <= c < "\xa0" for c in done.stdout)
+
+
+def attempt(*events: dict[str, Any], nodes: Sequence[str] = ("n1",)) -> list[dict[str, Any]]:
+    """The journal of a job from its start on."""
+    begun = {
+        "time": 5.0,
+        "type": "job_started",
+        "epoch": 0,
+        "job_id": "4711",
+        "nodes": list(nodes),
+        "active": len(nodes),
+        "train_iters": {"a": 9},
+    }
+    return [begun, *events]
+
+
+def closed(incident: int, took: float = 1.0) -> dict[str, Any]:
+    return {
+        "time": 12.0,
+        "type": "incident_closed",
+        "epoch": 2,
+        "task": "a",
+        "incident": incident,
+        "iteration": 3,
+        "seconds": took,
+    }
+
+
+REQUEUED = {
+    "time": 13.0,
+    "type": "job_finished",
+    "epoch": 7,
+    "state": "cancelled",
+    "cause": "SIGTERM received",
+}
+
+
+def test_a_requeued_job_counts_its_incidents_anew_and_none_is_taken_for_another() -> None:
+    before = attempt(fault(1, error="killed (SIGKILL)"), closed(1), fault(2), REQUEUED)
+    first, second, third = incidents_of([*before, *attempt(fault(1, error="ECC error", node="n7"))])
+    assert [story.number for story in (first, second, third)] == [1, 2, 1]
+    assert (first.error, first.ended) == ("killed (SIGKILL)", "over at iteration 3")
+    assert second.ended == "not over when the job cancelled"
+    assert (third.error, third.nodes, third.ended) == ("ECC error", ["n7"], "open")
+
+
+def test_an_attempt_that_nobody_ended_leaves_no_open_incident() -> None:
+    (story,) = incidents_of([*attempt(fault(1)), *attempt()])
+    assert story.ended == "not over when the job began anew"
+
+
+def test_status_of_a_requeued_job_is_that_of_its_last_attempt() -> None:
+    before = attempt(fault(3, epoch=7), REQUEUED, nodes=("n1", "n2"))
+    elected = {"time": 20.0, "type": "coordinator_elected", "epoch": 0, "node": "n2"}
+    status = status_of([*before, elected, *attempt(nodes=("n2", "n8"))], [])
+    assert (status["state"], status["cause"], status["incidents"]) == ("RUNNING", "", 0)
+    assert (status["epoch"], status["coordinator"]) == (0, "n2")
+    assert [node["name"] for node in status["nodes"]] == ["n2", "n8"]
+
+
+def test_an_incident_that_was_opened_again_took_all_its_parts() -> None:
+    moves = {"time": 13.0, "type": "transition_started", "epoch": 3, "task": "a", "incident": 1}
+    state = {"time": 13.1, "type": "state_lost", "epoch": 3, "task": "a", "units": ["layer 1"]}
+    (story,) = incidents_of([fault(1), closed(1, 2.0), moves, state])
+    assert (story.seconds, story.ended) == (None, "open")
+    (story,) = incidents_of([fault(1), closed(1, 2.0), moves, state, closed(1, 0.5)])
+    assert (story.seconds, story.ended) == (2.5, "over at iteration 3")
+    assert any("layer 1" in action for action in story.actions)
+
+
+def test_a_node_that_is_lost_long_after_is_no_part_of_an_older_incident() -> None:
+    lost = {"time": 900.0, "type": "agent_lost", "epoch": 5, "node": "n1", "reason": "no heartbeat for 2 s"}
+    (story,) = incidents_of([fault(1), closed(1), lost])
+    assert not any("out of the job" in action for action in story.actions)
+
+
+def test_a_node_that_is_out_for_what_came_to_light_late_is_told_with_its_incident() -> None:
+    chosen = {
+        "time": 12.1,
+        "type": "action_chosen",
+        "epoch": 2,
+        "task": "a",
+        "incident": 1,
+        "node": "n1",
+        "severity": "SEV1",
+        "action": "the node is out and to be drained",
+    }
+    lost = {"time": 12.2, "type": "agent_lost", "epoch": 2, "node": "n1", "reason": "ECC error"}
+    (story,) = incidents_of([fault(1), closed(1), fault(1, error="ECC error"), chosen, lost])
+    assert story.actions[-1] == "n1 is out of the job: ECC error"
+
+
+@pytest.mark.parametrize("words", [["events"], ["events", "--incidents"], ["status"]])
+@pytest.mark.parametrize("key", ["error", "severity", "method", "rank", "evidence", "node", "seconds"])
+@pytest.mark.parametrize("junk", [5, None, [], {"a": 1}, [[1]], float("inf"), float("nan"), "\ud83d", True])
+def test_no_field_of_an_event_keeps_the_commands_from_telling_the_rest(
+    words: list[str], key: str, junk: Any, run_folder: Path
+) -> None:
+    with (run_folder / "events.jsonl").open("a") as file:
+        for event in (fault(9), closed(9), {"time": 1.0, "type": "agent_lost", "epoch": 1, "node": "n1"}):
+            file.write(json.dumps({**event, key: junk}) + "\n")
+    done = CliRunner().invoke(main, [*words, str(run_folder)])
+    assert done.exit_code == 0, done.output

@@ -95,7 +95,7 @@ def _show(status: dict[str, Any]) -> None:
         rows = node["ranks"] or [None]
         for rank in rows:
             agent = node["agent_pid"] if node["role"] != "lost" else None
-            head = (node["name"], node["role"], str(agent or "-"))
+            head = (plain(str(node["name"])), node["role"], str(agent or "-"))
             if rank is None:
                 table.add_row(*head)
             else:

@@ -16,7 +16,7 @@ METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 
 #: What an event of another version, or a damaged one, raises in whoever reads its fields.
-NOT_AS_EXPECTED = (KeyError, TypeError, ValueError, AttributeError)
+NOT_AS_EXPECTED = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError)
 #: Unix times beyond it (the year 5138) are damage, and no clock can show them.
 _LATEST = 1e11
 

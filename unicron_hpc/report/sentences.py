@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -51,6 +52,8 @@ def sentence(event: Event) -> str:
 
 def seconds(value: float) -> str:
     """A duration: `0.28 s`, `12 s`, `3 min 5 s`, `2 h 10 min`."""
+    if not math.isfinite(value):
+        return "an unknown time"
     if value < 10:
         return f"{value:.2g} s" if value < 0.01 else f"{value:.2f} s"
     whole = round(value)

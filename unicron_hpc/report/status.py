@@ -54,7 +54,13 @@ def status_of(events: Iterable[Mapping[str, Any]], metrics: Iterable[Mapping[str
             job["epoch"] = max(job["epoch"], int(event.get("epoch", 0)))
             match event["type"]:
                 case "job_started":
-                    job.update(job_id=event["job_id"], state="RUNNING", ends=event.get("ends"))
+                    # A requeued job goes on in its journal: nothing of before is true any more.
+                    for known in (roles, agents, used, ranks):
+                        known.clear()
+                    job.update(epoch=int(event["epoch"]), incidents=0, cause="")
+                    ends = event.get("ends")
+                    ends = ends if isinstance(ends, int | float) else None
+                    job.update(job_id=str(event["job_id"]), state="RUNNING", ends=ends)
                     job.update(shown_id=event.get("shown_id", event["job_id"]))
                     job.update(train_iters=dict(event["train_iters"]))
                     for place, node in enumerate(event["nodes"]):
@@ -70,7 +76,7 @@ def status_of(events: Iterable[Mapping[str, Any]], metrics: Iterable[Mapping[str
                     used[event["task"]] = set(event["nodes"])
                     _assign_roles(roles, used)
                 case "transition_finished":
-                    ranks[event["task"]] = [{key: rank[key] for key in _OF_RANK} for rank in event["ranks"]]
+                    ranks[event["task"]] = [_of_rank(rank) for rank in event["ranks"]]
                 case "task_finished":
                     used.pop(event["task"], None)
                 case "fault_detected":
@@ -97,6 +103,11 @@ def status_of(events: Iterable[Mapping[str, Any]], metrics: Iterable[Mapping[str
         for node, role in roles.items()
     ]
     return job
+
+
+def _of_rank(rank: Mapping[str, Any]) -> dict[str, Any]:
+    first, last = rank["layers"]
+    return {**{key: rank[key] for key in _OF_RANK}, "layers": [first, last]}
 
 
 def _assign_roles(roles: dict[str, str], used: Mapping[str, set[str]]) -> None:

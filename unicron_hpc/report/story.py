@@ -41,6 +41,10 @@ class IncidentStory:
         From the first sign to the next committed iteration; None while it is open.
     detection_seconds, transition_seconds
         Of these, until it was noticed (None where the fault's own time is not known), and in transitions.
+    ended
+        How, in words; `open` while it is not over.
+    before
+        Seconds of its earlier parts, where it was over and was opened again.
     """
 
     number: int
@@ -61,16 +65,39 @@ class IncidentStory:
     detection_seconds: float | None = None
     transition_seconds: float = 0.0
     ended: str = "open"
+    before: float = 0.0
+
+    def open_again(self) -> None:
+        """It goes on: what was done about it was not enough."""
+        if self.seconds is not None:
+            self.before, self.seconds, self.ended = self.seconds, None, "open"
 
 
 def incidents_of(events: Iterable[Mapping[str, Any]]) -> list[IncidentStory]:
     """Every incident in a journal, oldest first."""
+    told: list[IncidentStory] = []
     stories: dict[int, IncidentStory] = {}
     latest: dict[str, IncidentStory] = {}
     for event in events:
+        if event["type"] == "job_started":
+            # A requeued job goes on in its journal, and counts its incidents anew.
+            _end(stories.values(), "not over when the job began anew")
+            told += _in_order(stories)
+            stories, latest = {}, {}
         with suppress(*NOT_AS_EXPECTED):
             _take(event, stories, latest)
+    return [*told, *_in_order(stories)]
+
+
+def _in_order(stories: Mapping[int, IncidentStory]) -> list[IncidentStory]:
     return [stories[number] for number in sorted(stories)]
+
+
+def _end(stories: Iterable[IncidentStory], how: str) -> None:
+    """Say of those that are open how the run ended around them."""
+    for story in stories:
+        if story.ended == "open":
+            story.ended = how
 
 
 def _take(
@@ -80,13 +107,12 @@ def _take(
     kind = event["type"]
     number = event.get("incident")
     if kind == "job_finished":
-        for story in stories.values():
-            if story.seconds is None:
-                story.ended = f"not over when the job {event['state']}"
+        _end(stories.values(), f"not over when the job {event['state']}")
     elif kind in ("drain_result", "agent_lost"):
         # Events of an incident need not name its task, so that one may be the latest of several.
         for story in {story.number: story for story in latest.values()}.values():
-            if event["node"] in story.nodes:
+            # The answer to a drain comes late; a node that is lost after an incident is a matter of its own.
+            if event["node"] in story.nodes and (kind == "drain_result" or story.seconds is None):
                 story.actions.append(sentence(event))
     elif number is None:
         told = latest.get(str(event.get("task", "")))
@@ -104,7 +130,7 @@ def _add(story: IncidentStory, event: Mapping[str, Any]) -> None:
         case "fault_detected":
             _fault(story, event)
         case "verdict":
-            story.error, story.severity = event["error"], event["severity"]
+            story.error, story.severity = str(event["error"]), str(event["severity"])
             story.ranks = list(event.get("suspects") or ())
             story.nodes = list(event.get("nodes") or ()) or story.nodes
             story.victims = sorted({*(event.get("victims") or ()), *(event.get("collateral") or ())})
@@ -113,6 +139,8 @@ def _add(story: IncidentStory, event: Mapping[str, Any]) -> None:
             early = [words for words in story.evidence if not _told_again(words, heard)]
             story.evidence = [*early, *heard]
         case "action_chosen":
+            if event.get("severity") == "SEV1":
+                story.open_again()  # a node is out for what came to light later
             # What was decided, in place of what the severity alone made likely.
             story.actions = [action for action in story.actions if action not in ACTIONS.values()]
             if event["action"] not in story.decided:
@@ -121,11 +149,14 @@ def _add(story: IncidentStory, event: Mapping[str, Any]) -> None:
                 told = event.get("reason") if event.get("rule") != "new process" else ""
                 why = f" ({told})" if told else ""
                 story.actions.append(f"{action(event)}{why}")
+        case "transition_started":
+            story.open_again()
         case "transition_finished":
             story.transition_seconds += float(event["seconds"])
             story.actions.append(sentence(event))
         case "incident_closed":
-            story.seconds, story.ended = float(event["seconds"]), f"over at iteration {event['iteration']}"
+            story.seconds = story.before + float(event["seconds"])
+            story.ended = f"over at iteration {event['iteration']}"
             story.detection_seconds = event.get("detection_seconds", story.detection_seconds)
 
 
@@ -138,8 +169,8 @@ def _fault(story: IncidentStory, event: Mapping[str, Any]) -> None:
         story.methods.append(event["method"])
     if story.detected is None:
         story.detected, story.began = float(event["time"]), event.get("fault_time")
-        story.error, story.severity, story.where = event["error"], event["severity"], place(event)
-        story.actions.append(ACTIONS.get(event["severity"], event["severity"]))
+        story.error, story.severity, story.where = str(event["error"]), str(event["severity"]), place(event)
+        story.actions.append(ACTIONS.get(story.severity, story.severity))
     if event.get("node") and event["node"] not in story.nodes:
         story.nodes.append(event["node"])
     if event.get("rank") is not None and event["rank"] not in story.ranks:
