@@ -85,15 +85,18 @@ def command(files: tuple[str, ...], as_json: bool, rules_file: Path | None, sequ
     if not files:
         raise click.UsageError("Name at least one file, or `-` for standard input.")
     findings: list[LogFinding] = []
+    read: list[int] = []
     failed = None
     for name in files:
         try:
             findings += scan(name, table)
+            rank = place_in_name(name).rank
+            read += [] if rank is None else [rank]
         except LogError as error:
             # What the other logs say is worth telling all the same.
             click.echo(str(error), err=True)
             failed = error
-    story = tell(findings)
+    story = tell(findings, read)
     if as_json:
         click.echo(json.dumps([finding_as_data(story, k) for k in range(len(story.findings))], indent=1))
     elif findings or failed is None:

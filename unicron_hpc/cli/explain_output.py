@@ -99,7 +99,8 @@ def _failed(story: Story, k: int) -> bool:
 def _without_cause(story: Story) -> str:
     suspects = [rank for rank in story.verdict.suspects if rank >= 0]
     if suspects:
-        return f"No cause in these logs, but {_ranks(suspects)} kept the others waiting: look there first."
+        why = story.verdict.evidence[0]
+        return f"No cause in these logs. Look at {_ranks(suspects)} first: {why}."
     if story.consequences:
         return (
             "No cause in these logs: they hold consequences only. Look at the other ranks' and nodes' logs."

@@ -8,10 +8,13 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from unicron_hpc.detect.exits import explain_exit
+from unicron_hpc.detect.naming import differing, missed
 from unicron_hpc.detect.reports import Report, Sign
-from unicron_hpc.detect.severity import NOT_ANSWERING, SLOW, Finding, Severity
+from unicron_hpc.detect.severity import NOT_ANSWERING, SLOW, Blame, Finding, Severity
 
 LAGGING = Finding("rank lags behind in a collective", Severity.SEV2)
+#: As the table names it.
+MISMATCH = Finding("collectives do not match", Severity.PROGRAM, Blame.PROGRAM)
 FINISHED = explain_exit(0)
 
 
@@ -55,10 +58,15 @@ def accused(
     together
         Seconds within which two ends are one event.
     """
+    if absent := missed(complaints):
+        return Accusation(absent, NOT_ANSWERING, f"rank {_names(absent)}: did not come to a barrier")
     if lagging := _lagging(complaints):
         return Accusation(
             lagging, LAGGING, f"rank {_names(lagging)}: its collective's number lags behind the others'"
         )
+    if others := differing(complaints):
+        why = f"rank {_names(others)}: its collective is another than the others' of the same number"
+        return Accusation(others, MISMATCH, why)
     waiting = {
         r.rank: r.time for r in reversed(complaints) if r.rank is not None and r.sign is not Sign.ENDED
     }

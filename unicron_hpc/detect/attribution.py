@@ -10,7 +10,8 @@ The rules, strongest first:
    a signal or a silence at about the same time. A rank that complained before it died is a victim.
 3. Ranks that only complain accuse those who do not (`detect/accusing.py`): the one whose collective's number
    lags, who was slow, who ended by itself before, else whoever shares a group with them and says nothing.
-4. A rank in a section that it announced (a checkpoint, a compilation) may be silent. Kills of most ranks
+4. A rank in a section that it announced (a checkpoint, a compilation) may be silent; so may one that is heard
+   of again before anybody missed it, or that waits for a file system as several nodes do. Kills of most ranks
    well after another ended without a word are the launcher's.
 5. A kill for want of memory near a SIGKILL on the same node is the cause of that death.
 6. Several ranks that had to be restarted on one node accuse the node.
@@ -28,9 +29,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from unicron_hpc.detect.accusing import FINISHED, accused
+from unicron_hpc.detect.accusing import FINISHED, MISMATCH, accused
 from unicron_hpc.detect.exceptions import UNKNOWN_EXCEPTION
 from unicron_hpc.detect.exits import HOST_MEMORY
+from unicron_hpc.detect.memory_kills import KILLS, MEMORY_WINDOW, with_memory_kills
+from unicron_hpc.detect.naming import differing
 from unicron_hpc.detect.reports import Action, Report, Sign, Structure, Verdict
 from unicron_hpc.detect.severity import (
     LOST_CONNECTION,
@@ -46,15 +49,13 @@ from unicron_hpc.detect.severity import (
 TOGETHER = 0.25
 #: Seconds after a first complaint or silence in which a death by a signal may still be the cause of it.
 AFTERMATH = 5.0
-#: Seconds between a SIGKILL and the counter or kernel record that explains it, either way.
-MEMORY_WINDOW = 10.0
 
 #: As many nodes lost within so many seconds were lost together (`recovery.lost_together`, `node_timeout`).
 LOST_NODES, LOST_WITHIN = 3, 2.0
 
 REPEATED = Finding("ranks keep failing on this node", Severity.SEV1, Blame.NODE)
-#: Deaths that a kill for want of memory explains.
-_KILLS = ("killed (SIGKILL)", "data loader worker killed")
+#: What the table calls a file server that does not answer.
+_STORAGE = "network file system slow"
 #: As many ranks that are silent at once, and all that there are, hang together.
 _ALL = 3
 
@@ -97,7 +98,7 @@ class _Court:
     def __init__(self, reports: list[Report], structure: Structure) -> None:
         self.structure = structure
         self.nodes = {**structure.nodes, **{r.rank: r.node for r in reports if r.rank is not None and r.node}}
-        self.reports = _with_memory_kills(reports, self.nodes)
+        self.reports = with_memory_kills(reports, self.nodes)
         self.start = min((report.time for report in reports), default=0.0)
         self.wanted = min((r.time for r in reports if r.finding == WANTED_END), default=math.inf)
         self.sections: dict[int | str, list[Report]] = defaultdict(list)
@@ -108,6 +109,7 @@ class _Court:
         # earliest stays.
         self.complained = {r.rank: r.time for r in reversed(self.reports) if _complains(r)}
         self.killed = {r.rank for r in self.reports if _is_kill(r)}
+        self.storage = _stalled(self.reports, self.nodes)
         self.silent = {
             r.rank: r.time for r in reversed(self.reports) if r.sign is Sign.SILENT and not self._excused(r)
         }
@@ -126,6 +128,8 @@ class _Court:
         first = self._error_of_its_node(first, told)
         causes = [first, *self._independent(first, strength, told)]
         suspects = {r.rank for r in causes if r.rank is not None}
+        if first.finding == MISMATCH:  # all who saw it say so; whom they name did it
+            suspects = set(differing(self.reports)) or suspects
         lost = {r.node for r in causes if r.node and (r.rank is None or r.finding == LOST_CONNECTION)}
         suspects |= {rank for rank, node in self.nodes.items() if node in lost}
         everybody = self.structure.nodes.keys()
@@ -153,7 +157,7 @@ class _Court:
         """None for what is no sign of a failure."""
         finding = report.finding
         match report.sign:
-            case Sign.SECTION | Sign.SECTION_OVER | Sign.RESTART | Sign.MEMORY_KILL:
+            case Sign.SECTION | Sign.SECTION_OVER | Sign.ALIVE | Sign.RESTART | Sign.MEMORY_KILL:
                 return None
             case Sign.ENDED:
                 return None if finding == FINISHED else _Strength.COLLATERAL
@@ -203,7 +207,19 @@ class _Court:
         )
 
     def _excused(self, silence: Report) -> bool:
-        """Whether the rank had said that it would be busy, and had not said that it is done."""
+        """Whether it is no sign of a failure.
+
+        The rank had said that it would be busy and not that it is done, it was heard of again before anybody
+        missed it, or it waits for the file system that others wait for, too.
+        """
+        if silence.time >= self.storage.get(_who(silence), math.inf):
+            return True
+        missed = min(self.complained.values(), default=math.inf)
+        if any(
+            r.sign is Sign.ALIVE and _who(r) == _who(silence) and silence.time <= r.time < missed
+            for r in self.reports
+        ):
+            return True
         busy = False
         for report in self.sections[_who(silence)]:
             if report.time <= silence.time:
@@ -315,7 +331,7 @@ class _Court:
             where += f" on {report.node}"
         what = report.finding.error if report.finding else report.sign.value
         if report.sign is Sign.SILENT and self._excused(report):
-            what = "silent, as it had said it would be"
+            what = "silent for a reason"
         if report.finding and report.finding.collateral:
             what += " (only lost or waited for others)"
         text = f"{where} at +{report.time - self.start:.1f} s: {what}"
@@ -324,6 +340,21 @@ class _Court:
         if report.arrival is not None and report.arrival - report.time > 1.0:
             text += f" (heard {report.arrival - report.time:.1f} s later)"
         return text
+
+
+def _stalled(reports: Iterable[Report], nodes: Mapping[int, str]) -> dict[int | str, float]:
+    """Since when whom the shared file system keeps waiting: nobody, unless several nodes say so."""
+    found: dict[int | str, float] = {}
+    places = set()
+    for report in reports:
+        if report.finding is None or report.finding.error != _STORAGE:
+            continue
+        node = report.node or nodes.get(-1 if report.rank is None else report.rank, "")
+        places.add(node or report.rank)
+        for who in (node, report.rank, *(rank for rank, where in nodes.items() if node and where == node)):
+            if who is not None:
+                found.setdefault(who, report.time)
+    return found if len(places) > 1 else {}
 
 
 def _who(report: Report) -> int | str:
@@ -357,34 +388,8 @@ def _weight(strength: _Strength, report: Report) -> tuple[object, ...]:
     return (strength, report.time, _order(report))
 
 
-def _with_memory_kills(reports: list[Report], nodes: Mapping[int, str]) -> list[Report]:
-    """The reports, with deaths by SIGKILL explained by kills for want of memory on the same node.
-
-    A kill of a rank that nobody else reported is that rank's death.
-    """
-
-    def explains(kill: Report, death: Report) -> bool:
-        node = death.node or nodes.get(-1 if death.rank is None else death.rank, "")
-        return (
-            abs(kill.time - death.time) <= MEMORY_WINDOW
-            and (not node or not kill.node or kill.node == node)
-            and (kill.rank is None or kill.rank == death.rank)
-        )
-
-    kills = [report for report in reports if report.sign is Sign.MEMORY_KILL]
-    deaths = [r for r in reports if r.finding is not None and r.finding.error in _KILLS]
-    explained = {death for death in deaths if any(explains(kill, death) for kill in kills)}
-    explained |= {k for k in kills if k.rank is not None and not any(explains(k, death) for death in deaths)}
-    return [
-        msgspec.structs.replace(report, finding=HOST_MEMORY, sign=Sign.FAULT, vague=False)
-        if report in explained
-        else report
-        for report in reports
-    ]
-
-
 def _is_kill(report: Report) -> bool:
-    return report.sign is Sign.DEATH and report.finding is not None and report.finding.error == _KILLS[0]
+    return report.sign is Sign.DEATH and report.finding is not None and report.finding.error == KILLS[0]
 
 
 def _action(finding: Finding) -> Action:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from unicron_hpc.detect.attribution import judge
 from unicron_hpc.detect.log_scan import LogFinding
-from unicron_hpc.detect.reports import Report, Sign, Verdict
+from unicron_hpc.detect.naming import operation_in
+from unicron_hpc.detect.reports import Report, Sign, Structure, Verdict
+from unicron_hpc.detect.severity import WANTED_ENDS, Blame
 
-#: Ends that somebody wanted: what fails after them, without saying why, is their consequence.
-_WANTED_ENDS = frozenset({"job requeued", "job preempted", "time limit reached"})
 _KILLED = "killed (SIGKILL)"
 _ABORTED = "crashed (SIGABRT)"
+#: Seconds after a warning within which it may be why others waited: the longest usual time limit of a collective.
+_WARNED_WITHIN = 3600.0
+_WARNING = re.compile(r"\b(?:WARN|WARNING|INFO|DEBUG)\b|(?:^|\[)[WI]\d{3,4} ", re.ASCII)
 #: Slurm sends SIGTERM, and SIGKILL where that did not help.
 _CANCELLED = "cancelled"
 
@@ -40,24 +44,29 @@ class Story:
     verdict: Verdict
 
 
-def tell(findings: Sequence[LogFinding]) -> Story:
+def tell(findings: Sequence[LogFinding], ranks: Collection[int] = ()) -> Story:
     """Put findings in order and find the first cause.
 
     Parameters
     ----------
     findings
         Of one or several files, those of a file in the order in which they stand there.
+    ranks
+        Whose logs were read: one that has nothing to complain of while the others wait is suspected.
     """
     times = _times(findings)
     order = sorted(range(len(findings)), key=lambda k: times[k])
     ordered = tuple(findings[k] for k in order)
     reports = _reports(ordered, [times[k] for k in order])
-    verdict = judge([report for report in reports if report is not None])
+    structure = Structure(groups=(tuple(sorted(set(ranks))),))
+    verdict = judge([report for report in reports if report is not None], structure)
     cause = None
     named = verdict.cause
     if named is not None and named.sign is not Sign.ENDED and named.finding and not named.finding.collateral:
         cause = next(k for k, report in enumerate(reports) if report and report.detail == named.detail)
     cause = _wanted_end(ordered, _fuller(ordered, cause))
+    if cause is None and not verdict.suspects:
+        cause = _warned(ordered)
     return Story(ordered, cause, _consequences(ordered, cause, verdict), verdict)
 
 
@@ -115,17 +124,37 @@ def _report(finding: LogFinding, time: float, streams: dict[str, int], before: s
         rank,
         finding.host or "",
         rule.finding,
-        rule.vague,
+        rule.vague or _went_on(finding),
         None,
         finding.sequence,
         finding.group or "",
         detail,
+        operation_in(finding.text),
     )
+
+
+def _warned(findings: Sequence[LogFinding]) -> int | None:
+    """The warning about the network or a file server after which others waited in vain."""
+    warned = None
+    for k, finding in enumerate(findings):
+        if finding.time is None:
+            continue
+        if finding.rule.severity == "INFO" and finding.rule.blame is Blame.NETWORK and warned is None:
+            warned = k
+        elif finding.rule.collateral and finding.rule.severity != "INFO" and warned is not None:
+            return warned if finding.time - (findings[warned].time or 0.0) <= _WARNED_WITHIN else None
+    return None
+
+
+def _went_on(finding: LogFinding) -> bool:
+    """Whether the program itself logged its error as a mere warning."""
+    rule, head = finding.rule, finding.line.partition(finding.text.partition("\n")[0])[0]
+    return rule.severity == "PROGRAM" and _WARNING.search(head) is not None
 
 
 def _wanted_end(findings: Sequence[LogFinding], cause: int | None) -> int | None:
     """The end that somebody wanted, if nothing before or after it names another cause."""
-    ends = (k for k, finding in enumerate(findings) if finding.rule.error in _WANTED_ENDS)
+    ends = (k for k, finding in enumerate(findings) if finding.rule.error in WANTED_ENDS)
     end = next(ends, None)
     if end is None or (cause is not None and not findings[cause].rule.vague):
         return cause
@@ -146,6 +175,18 @@ def _same_end(one: LogFinding, other: LogFinding) -> bool:
     return one.file == other.file and one.rule.vague and other.rule.vague and len(kinds) == 1
 
 
+def _again(finding: LogFinding, first: LogFinding) -> bool:
+    """Whether it is the same failure, told once more: of the same host or device."""
+    if finding.pci and first.pci:
+        # A GPU's number in the kernel's lines has a function (`.0`), in the driver's it has none.
+        return finding.pci.partition(".")[0] == first.pci.partition(".")[0]
+    if finding.rule.error != first.rule.error:
+        return False
+    if finding.host is not None and first.host is not None:
+        return finding.host == first.host
+    return finding.file == first.file and (first.rank is None or finding.rank in (None, first.rank))
+
+
 def _consequences(findings: Sequence[LogFinding], cause: int | None, verdict: Verdict) -> frozenset[int]:
     found, collateral = set(), set(verdict.collateral)
     first = None if cause is None else findings[cause]
@@ -156,7 +197,7 @@ def _consequences(findings: Sequence[LogFinding], cause: int | None, verdict: Ve
             # Without a cause, what ends after complaints without saying why ends because of them.
             followed = complained and rule.vague
         else:
-            again = rule.error == first.rule.error and finding.host is not None and finding.host == first.host
+            again = _again(finding, first)
             followed = k > cause and (rule.vague or again or finding.rank in collateral)
             followed = followed or (k < cause and _same_end(finding, first))
         complained = complained or rule.collateral

@@ -20,6 +20,7 @@ class Sign(enum.StrEnum):
     MEMORY_KILL = "memory kill"  # the kernel killed something on the node for want of memory
     RESTART = "restart"  # an earlier fault that was mended by a new process
     ENDED = "ended"  # told to end, or ended because others did
+    ALIVE = "alive"  # heard of again, or goes on
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -39,8 +40,8 @@ class Report(msgspec.Struct, frozen=True):
         It says that something failed and not what.
     arrival
         When it was heard; None for at once.
-    sequence, group
-        Number of the collective that timed out, and the process group's name.
+    sequence, group, operation
+        Number of the collective that timed out, the process group's name, and what it does (`ALLREDUCE(1024)`).
     detail
         Words for people.
     """
@@ -55,6 +56,7 @@ class Report(msgspec.Struct, frozen=True):
     sequence: int | None = None
     group: str = ""
     detail: str = ""
+    operation: str = ""
 
 
 class Structure(msgspec.Struct, frozen=True):

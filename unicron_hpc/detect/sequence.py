@@ -10,12 +10,15 @@ from typing import Any
 
 from unicron_hpc.detect.exceptions import UNKNOWN_EXCEPTION
 from unicron_hpc.detect.exits import HOST_MEMORY, explain_exit, signal_of
+from unicron_hpc.detect.log_places import sequence_in
+from unicron_hpc.detect.naming import operation_in
 from unicron_hpc.detect.reports import Report, Sign, Structure, Verdict
 from unicron_hpc.detect.severity import (
     LOST_CONNECTION,
     NOT_ANSWERING,
     SLOW,
     WANTED_END,
+    WANTED_ENDS,
     Blame,
     Finding,
     Severity,
@@ -44,6 +47,13 @@ _NOTED = re.compile(r"stack[ _]?(?:dump|trace)|^stacks?$|^dump|py-?spy|faulthand
 _NOTE = Finding("taken note of", Severity.INFO, Blame.NOBODY)
 _SLOW = re.compile(r"\bslow|straggl", re.IGNORECASE)
 _HEARTBEAT = re.compile(r"heart_?beat", re.IGNORECASE)
+#: A sign of life of somebody who was thought lost.
+_ALIVE = re.compile(
+    r"(?:heart_?beat|progress|step|iteration)(?:[_ ](?:ok|received|back|again|resumed|restored|done))?"
+    r"|(?:rank|node|process)?[_ ]?(?:alive|resumed|recovered|woke(?:_up)?|sigcont|responding|continued)"
+    r"|(?:back|alive)[_ ](?:again|online)",
+    re.IGNORECASE,
+)
 #: How people call what the table knows by its text.
 _CALLED = {
     re.compile(words, re.IGNORECASE): text
@@ -57,6 +67,11 @@ _CALLED = {
 }
 _XID = re.compile(r"xid[ _:]*(?P<number>\d{1,4})", re.IGNORECASE)
 _SECTION_OVER = {"section_end", "section over", "section_over", "section_done"}
+#: Sections of ordinary work: they excuse no silence, and end those that do.
+_ORDINARY = re.compile(
+    r"(?:train(?:ing)?|iteration|step|forward|backward|optimizer|compute|idle)(?:[_ -](?:step|loop|iteration|pass))?",
+    re.IGNORECASE,
+)
 #: Signals with which a process is asked to end.
 _ASKED = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
 _STOPPED = {signal.SIGSTOP, signal.SIGTSTP}
@@ -79,11 +94,13 @@ def read_report(entry: Mapping[str, Any], table: Table | None = None) -> Report:
         For values that are none.
     """
     table = table or table_in_use()
-    rank, when = _whole(_with_plain_rank(entry), "rank"), _number(entry, "t")
+    rank, when = _whole(entry, "rank"), _number(entry, "t")
     if rank is not None and rank < 0:
         raise UnicronError(f"rank: there is no rank {rank}")
     node, event = _text(entry, "node"), _text(entry, "event")
     sign, finding, vague, detail = _meaning(entry, event, table)
+    sequence, group = sequence_in(detail)
+    told = _whole(entry, "seq")
     return Report(
         0.0 if when is None else when,
         sign,
@@ -92,9 +109,10 @@ def read_report(entry: Mapping[str, Any], table: Table | None = None) -> Report:
         finding,
         vague,
         _number(entry, "arrival"),
-        _whole(entry, "seq"),
-        str(entry.get("group") or ""),
+        sequence if told is None else told,
+        str(entry.get("group") or group or ""),
         detail,
+        operation_in(detail),
     )
 
 
@@ -102,7 +120,10 @@ def _meaning(entry: Mapping[str, Any], event: str, table: Table) -> tuple[Sign, 
     text = str(entry.get("exc") or "")
     if text:
         row = table.find(text, exception=True)
-        return Sign.FAULT, row.finding if row else UNKNOWN_EXCEPTION, row.vague if row else True, text
+        if row and row.error in WANTED_ENDS:
+            return Sign.ENDED, WANTED_END, True, text
+        sign = Sign.ENDED if row and row.severity == "INFO" and row.collateral else Sign.FAULT
+        return sign, row.finding if row else UNKNOWN_EXCEPTION, row.vague if row else True, text
     named = _XID.fullmatch(event)
     if xid := int(named["number"]) if named else _whole(entry, "xid"):
         row = table.find(
@@ -110,8 +131,9 @@ def _meaning(entry: Mapping[str, Any], event: str, table: Table) -> tuple[Sign, 
         )
         return Sign.FAULT, row.finding if row else None, False, f"Xid {xid}"
     if event == "section":
-        over = str(entry.get("state") or "") in {"end", "over", "done"}
-        return (Sign.SECTION_OVER if over else Sign.SECTION), None, False, str(entry.get("name") or "")
+        name = str(entry.get("name") or "")
+        over = str(entry.get("state") or "") in {"end", "over", "done"} or _ORDINARY.fullmatch(name)
+        return (Sign.SECTION_OVER if over else Sign.SECTION), None, False, name
     if event in _SECTION_OVER:
         return Sign.SECTION_OVER, None, False, str(entry.get("name") or "")
     if _MEMORY.search(event):
@@ -134,6 +156,8 @@ def _meaning(entry: Mapping[str, Any], event: str, table: Table) -> tuple[Sign, 
         return Sign.FAULT, _NOTE, False, event
     if _NODE_LOST.search(event):
         return Sign.FAULT, LOST_CONNECTION, False, event
+    if _ALIVE.fullmatch(event):
+        return Sign.ALIVE, None, False, event
     if _HEARTBEAT.search(event):
         return _silence(entry, event)
     text = next((text for words, text in _CALLED.items() if words.fullmatch(event)), event)
@@ -157,7 +181,7 @@ def _status(entry: Mapping[str, Any], event: str) -> int | None:
     name = entry.get("signal")
     if name is None and event.upper().removeprefix("SIG") in _SIGNALS:
         name = event
-    if isinstance(name, str):
+    if isinstance(name, str) and not _plain_number(name):
         number = _SIGNALS.get(name.upper().removeprefix("SIG"))
         if number is None:
             raise UnicronError(f"signal: {name!r} is none", hint="write its number or a name such as SIGKILL")
@@ -215,6 +239,8 @@ def _cause_word(finding: Finding | None) -> str | None:
 
 def _number(entry: Mapping[str, Any], key: str) -> float | None:
     value = entry.get(key)
+    if isinstance(value, str) and _plain_number(value):
+        value = float(value)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -222,11 +248,9 @@ def _number(entry: Mapping[str, Any], key: str) -> float | None:
     return float(value)
 
 
-def _with_plain_rank(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Ranks come from environment variables, so as texts, too."""
-    rank = entry.get("rank")
-    plain = isinstance(rank, str) and rank.isascii() and rank.isdigit() and len(rank) < 10
-    return {**entry, "rank": int(str(rank))} if plain else entry
+def _plain_number(text: str) -> bool:
+    """Whether a text is a number: what comes from environment variables or shells is written so."""
+    return re.fullmatch(r"\s*[+-]?\d{1,15}(?:\.\d{1,15})?\s*", text, re.ASCII) is not None
 
 
 def _text(entry: Mapping[str, Any], key: str) -> str:

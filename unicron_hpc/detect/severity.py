@@ -63,3 +63,5 @@ NOT_ANSWERING = Finding("rank does not answer", Severity.SEV2)
 #: By itself no failure; whom others wait for it accuses.
 SLOW = Finding("rank is slow", Severity.INFO)
 WANTED_END = Finding("ended on request", Severity.INFO, Blame.NOBODY, collateral=True)
+#: Errors of the table that tell of such ends: what fails after them without saying why is their consequence.
+WANTED_ENDS = frozenset({"job requeued", "job preempted", "time limit reached"})
