@@ -240,6 +240,21 @@ class TestALateReport:
                 job.raises("n2", ILLEGAL, epoch=before)
                 assert (job.on("n2"), job.epoch, job.stopped) == (process, epoch, [])
                 assert job.verdicts[-1][1:] == ([1], ["n2"], "illegal memory access", True)
+                assert "n2" not in dict(job.rules)  # nothing is done about it, and nothing is said to be
+
+        within(work())
+
+    def test_of_the_program_does_not_end_a_run_that_has_gone_on_and_is_not_said_to(self, tmp_path: Path) -> None:
+        async def work() -> None:
+            async with LoneJob(tmp_path) as job:
+                before = job.epoch
+                job.raises("n1", BROKEN)
+                await recovered(job)
+                job.raises("n2", WRONG, epoch=before)
+                await asyncio.sleep(0)
+                assert job.cause is None
+                assert job.verdicts[-1][1:3] == ([1], ["n2"])
+                assert "fault of the program" not in dict(job.rules).values()
 
         within(work())
 

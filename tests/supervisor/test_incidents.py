@@ -13,7 +13,7 @@ from tests.planner.works import small_work
 from tests.slurm.settings_for_tests import settings
 from tests.supervisor.examples import few
 from unicron_hpc.config import RecoverySettings
-from unicron_hpc.detect.severity import LOST_CONNECTION, TASK_HANG, Finding, Method, Severity
+from unicron_hpc.detect.severity import LOST_CONNECTION, TASK_HANG, Blame, Finding, Method, Severity
 from unicron_hpc.report.journal import EVENTS, Journal, read_lines
 from unicron_hpc.runtime.orders import Committed
 from unicron_hpc.supervisor.commit_log import CommitLog
@@ -132,6 +132,29 @@ def test_a_commit_without_an_incident_closes_nothing(tmp_path: Path) -> None:
     task = Task(tmp_path)
     task.incidents.close(8)
     assert task.desk.events("incident_closed") == []
+
+
+class TestANodesHistory:
+    def test_counts_an_incident_once_though_it_was_opened_again(self, tmp_path: Path) -> None:
+        task = Task(tmp_path)
+        task.see(KILLED, "n2")
+        incident = task.state.incident
+        assert incident is not None
+        task.incidents.close(5)
+        task.incidents.reopen(incident)
+        task.incidents.close(6)
+        assert task.desk.history.count("n2", 0.0) == 1
+
+    def test_counts_an_incident_once_though_a_report_of_it_comes_late(self, tmp_path: Path) -> None:
+        task = Task(tmp_path)
+        budget = RecoverySettings().max_faults_per_node
+        for iteration in range(budget):
+            task.see(KILLED, "n2")
+            task.incidents.close(iteration + 1)
+        late = Evidence(Finding("Xid 31", Severity.SEV2, Blame.PROCESS), Method.PROCESS, "n2", 0, "")
+        incident = task.incidents.add_late(late)
+        assert incident is not None
+        assert task.incidents.decide(incident, late, 0).rule == "new process"
 
 
 class TestCollateral:

@@ -163,11 +163,13 @@ class Faults:
         incident = self._incidents.add_late(evidence)
         if incident is None:
             return
-        decision = self._incidents.decide(incident, evidence, 0)
+        decision = self._incidents.consider(incident, evidence, 0)
         if decision.action in _NODE_GOES:
+            self._incidents.tell_action(incident, evidence, decision)
             self._incidents.reopen(incident)
             self._hub.node_is_bad(evidence, decision)
         elif decision.action is Action.STOP and incident is self._state.incident:
+            self._incidents.tell_action(incident, evidence, decision)
             self._conclude_soon(incident, evidence)
 
     def _go_on(self) -> None:

@@ -70,6 +70,7 @@ class OpenIncident(msgspec.Struct, frozen=True):
     evidence: tuple[Evidence, ...]
     gone: tuple[tuple[RankAddress, int | None], ...]
     on_trial: tuple[tuple[str, Evidence], ...]
+    counted: bool = False
 
 
 @dataclass(slots=True)
@@ -91,6 +92,8 @@ class Incident:
         their ends belongs here.
     on_trial
         Nodes that are out because new processes did not help there, with the evidence.
+    counted
+        It is in the history of its node already: it was closed before.
     running
         Unix time at which the last transition was complete; None before.
     closed
@@ -104,6 +107,7 @@ class Incident:
     opened: float = field(default_factory=unix_time)
     gone: dict[RankAddress, int | None] = field(default_factory=dict)
     on_trial: dict[str, Evidence] = field(default_factory=dict)
+    counted: bool = False
     running: float | None = None
     closed: float | None = None
 
@@ -118,6 +122,7 @@ class Incident:
             opened=known.opened,
             gone=dict(known.gone),
             on_trial=dict(known.on_trial),
+            counted=known.counted,
         )
 
     def carried(self) -> OpenIncident:
@@ -131,6 +136,7 @@ class Incident:
             evidence=tuple(e.carried() for e in (direct or self.evidence[:1])[:CARRIED]),
             gone=tuple(self.gone.items()),
             on_trial=tuple((node, evidence.carried()) for node, evidence in self.on_trial.items()),
+            counted=self.counted,
         )
 
     def add(self, evidence: Evidence) -> bool:

@@ -79,7 +79,13 @@ class Incidents:
             self._state.incident = incident
 
     def decide(self, incident: Incident, evidence: Evidence, restarts: int) -> Decision:
-        """What is done about a piece of evidence.
+        """What is done about a piece of evidence; the journal is told."""
+        decision = self.consider(incident, evidence, restarts)
+        self.tell_action(incident, evidence, decision)
+        return decision
+
+    def consider(self, incident: Incident, evidence: Evidence, restarts: int) -> Decision:
+        """What the rules say about a piece of evidence, done or not.
 
         Parameters
         ----------
@@ -91,7 +97,7 @@ class Incidents:
         finding, node = evidence.finding, evidence.node
         same = (finding.error, node, evidence.rank)
         before = sum((e.finding.error, e.node, e.rank) == same for e in incident.evidence) - 1
-        alone = incident.failed_nodes() == {node}
+        alone = incident.failed_nodes() == {node} and not incident.counted
         since = time.time() - self._recovery.fault_window
         case = Case(
             finding,
@@ -103,7 +109,6 @@ class Incidents:
         decision = decide(case, self._recovery)
         if decision.action is Action.NODE_ON_TRIAL:
             incident.on_trial[node] = evidence
-        self._tell_action(incident, evidence, decision)
         return decision
 
     def settle(self) -> None:
@@ -163,7 +168,8 @@ class Incidents:
         self.judge(incident)
         cause, failed = incident.cause(), incident.failed_nodes()
         failed_node = next(iter(failed)) if len(failed) == 1 else ""
-        if failed_node:
+        if failed_node and not incident.counted:
+            incident.counted = True
             self._hub.history.add(failed_node, now)
         running = incident.running or now
         self._hub.journal.write(
@@ -206,7 +212,7 @@ class Incidents:
             detection_seconds=evidence.delay,
         )
 
-    def _tell_action(self, incident: Incident, evidence: Evidence, decision: Decision) -> None:
+    def tell_action(self, incident: Incident, evidence: Evidence, decision: Decision) -> None:
         """Once for each place and attempt; for what only saw a peer go once for all of them."""
         many = decision.severity is Severity.SEV3
         place = ("", None) if many else (evidence.node, evidence.rank)
