@@ -244,7 +244,7 @@ class TestALateReport:
 
         within(work())
 
-    def test_of_the_program_does_not_end_a_run_that_has_gone_on_and_is_not_said_to(self, tmp_path: Path) -> None:
+    def test_of_the_program_ends_no_run_that_has_gone_on_and_is_not_said_to(self, tmp_path: Path) -> None:
         async def work() -> None:
             async with LoneJob(tmp_path) as job:
                 before = job.epoch

@@ -10,7 +10,7 @@ from tests.supervisor.lone_coordinator import LoneJob
 from unicron_hpc.detect.hangs import RANK_STOPPED
 from unicron_hpc.detect.severity import Method
 from unicron_hpc.supervisor.messages import Heartbeat, Noticed, StopRank, TellRank
-from unicron_hpc.supervisor.rank_messages import Cut
+from unicron_hpc.supervisor.rank_messages import Cut, RankSection
 from unicron_hpc.supervisor.watch_messages import DumpStacks, RankStacks, StacksDumped, Vital
 
 NODES = ("n1", "n2", "n3")
@@ -79,6 +79,23 @@ def test_a_late_commit_is_a_lost_message_only_if_nobody_is_at_work(tmp_path: Pat
             assert job.epoch > epoch
             assert [event["error"] for event in job.events("fault_detected")] == ["task hang"]
             assert job.stopped == []
+
+    within(work())
+
+
+def test_a_rank_that_was_replaced_while_it_saved_excuses_no_silence_afterwards(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with LoneJob(tmp_path, "recovery.iteration_failure_floor=0.01") as job:
+            task = job.coordinator._board.tasks["tiny"]
+            job.say(job.on("n2"), RankSection(job.epoch, "checkpoint"))
+            task.tick(time.monotonic() + 1.0)
+            assert not task.in_transition  # a slow disk is no fault
+            job.raises("n2", "RuntimeError: CUDA error: an illegal memory access was encountered")
+            await job.running()
+            job.commit()
+            task.tick(time.monotonic() + 1.0)
+            await job.running()
+            assert [event["error"] for event in job.events("fault_detected")][1:] == ["task hang"]
 
     within(work())
 

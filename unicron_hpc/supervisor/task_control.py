@@ -14,7 +14,7 @@ from unicron_hpc.detect.progress import Progress
 from unicron_hpc.detect.severity import TASK_HANG, Method, Severity
 from unicron_hpc.planner.calibrate import Measured
 from unicron_hpc.planner.candidate import Candidate
-from unicron_hpc.planner.layout import Layout, Seat
+from unicron_hpc.planner.layout import Layout
 from unicron_hpc.planner.work import NodeSlots, TaskWork
 from unicron_hpc.runtime.orders import Committed
 from unicron_hpc.supervisor.checkpoints import Checkpoints
@@ -84,7 +84,8 @@ class TaskControl:
             on_running=self.check_finished,
         )
         self._faults: Faults = Faults(self._state, hub, self._incidents, self._transitions)
-        self._sections: set[Seat] = set()
+        #: Processes that may take as long as their disk does; some may be gone meanwhile.
+        self._sections: set[RankAddress] = set()
 
     # ------------------------------------------------------------ what the coordinator asks
 
@@ -249,11 +250,11 @@ class TaskControl:
 
     def tick(self, now: float) -> None:
         """Look for an iteration that takes far too long."""
-        if self.finished or self.in_transition or self._sections:
+        here = [process.address for process in self._state.seats]
+        if self.finished or self.in_transition or not self._sections.isdisjoint(here):
             return
         late = self._progress.late(now)
         # Whoever is stuck in work of its own is named by its agent; this is for messages that got lost.
-        here = [process.address for process in self._state.seats]
         if late is not None and not self.vitals.somebody_works(here, self._state.epoch, now):
             self._progress.pause()
             self._dump_stacks()
@@ -287,7 +288,6 @@ class TaskControl:
         if state.seats.find(exited.rank) is None:
             return
         state.seats.remove(seat)
-        self._sections.discard(seat)
         rank = state.rank_of(seat)
         self._hub.journal.write(
             "rank_exited",
@@ -338,7 +338,6 @@ class TaskControl:
         there = state.seats.on_node(node)
         for process in there:
             state.seats.remove(process.address.seat)
-            self._sections.discard(process.address.seat)
         seated = state.layout is not None and any(seat.node == node for seat in state.layout.seats)
         return not state.finished and (bool(there) or seated)
 
@@ -385,7 +384,7 @@ class TaskControl:
                 process.finished = epoch == state.epoch
                 self.check_finished()
             case RankSection(_, name):
-                (self._sections.add if name else self._sections.discard)(message.rank.seat)
+                (self._sections.add if name else self._sections.discard)(message.rank)
             case StoreRequest():
                 state.store.handle(message.rank, message.said)
             case CheckpointPart():
