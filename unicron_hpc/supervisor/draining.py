@@ -34,7 +34,7 @@ class Drains:
     allocation
         The job; only its own nodes are drained.
     journal
-        Takes `drain_requested`, `drain_result`, `drain_withheld` and `node_given_back`.
+        Takes `drain_requested`, `drain_result`, `drain_withheld`, `node_given_back` and `node_warning`.
     recovery
         Whether to drain, with what reason, and how long to watch whether other nodes are lost, too.
     run_folder
@@ -173,16 +173,28 @@ class Drains:
             result = await asyncio.to_thread(drain, node, reason, self._allocation.nodes, job_id=job)
             message, request = result.message, ""
             if result.refused:
-                path = await asyncio.to_thread(drain_request.leave, self._run_folder, node, job, kind)
-                request = str(path)
-                message = f"{message}; the request is in {path}"
+                try:
+                    path = await asyncio.to_thread(drain_request.leave, self._run_folder, node, job, kind)
+                    request = str(path)
+                    message = f"{message}; the request is in {path}"
+                except OSError as error:
+                    message = f"{message}; no request could be left: {error.strerror}"
             log.info("drain of %s: %s (%s)", node, result.drained, message)
             self._journal.write(
                 "drain_result", epoch, node=node, drained=result.drained, message=message, request=request
             )
         drained = result is not None and result.drained
         entry = bad_nodes.BadNode(node, evidence.time, kind, job, drained)
-        await asyncio.to_thread(bad_nodes.add, self._run_folder.parent, entry)
+        try:
+            await asyncio.to_thread(bad_nodes.add, self._run_folder.parent, entry)
+        except OSError as error:
+            self._journal.write(
+                "node_warning",
+                epoch,
+                node=node,
+                error="later jobs will not leave it out",
+                evidence=f"{self._run_folder.parent / bad_nodes.FILE} cannot be written: {error.strerror}",
+            )
         if drained:
             given, words = await asyncio.to_thread(giving_back.give_back, job, node)
             self._journal.write("node_given_back", epoch, node=node, done=given, message=words)
