@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -80,6 +82,16 @@ class TestTheList:
         bad_nodes.add(tmp_path, lost("n3"))
         assert bad_nodes.read(tmp_path) == (lost("n3"),)
 
+    def test_is_written_though_another_job_that_writes_it_has_stopped(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bad_nodes.add(tmp_path, lost("n3"))
+        monkeypatch.setattr(bad_nodes, "PATIENCE", 0.0)
+        with (tmp_path / f".{bad_nodes.FILE}.lock").open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            bad_nodes.add(tmp_path, lost("n4"))
+        assert set(bad_nodes.read(tmp_path)) == {lost("n3"), lost("n4")}
+
 
 class TestStillBad:
     def bad(self, entry: BadNode, record: NodeRecord | None, now: float = 200.0) -> bool:
@@ -147,6 +159,14 @@ class TestASubmission:
     def test_keeps_what_the_user_excludes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert self.exclusion(tmp_path, monkeypatch, "slurm.exclude=n9")[0] == ("--exclude=n[3-4,9]",)
 
+    def test_counts_a_bad_node_that_the_user_excludes_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        room = settings().slurm.total_nodes + 2
+        option, said = self.exclusion(tmp_path, monkeypatch, "slurm.exclude=n3", room=room)
+        assert option == ("--exclude=n[3-4]",)
+        assert "may be used" not in said
+
     def test_never_leaves_too_few_nodes_for_the_job(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -190,14 +210,17 @@ class TestARequeue:
         excluded: str = "(null)",
         bad: Sequence[BadNode] = (lost("n3", 4e9),),
         answer: Completed = TAKEN,
+        overrides: Sequence[str] = (),
+        others: str = "",
     ) -> tuple[str, list[str]]:
         for entry in bad:
             bad_nodes.add(folder, entry)
         asked: list[Sequence[str]] = []
         record = f"JobId=12 JobState={state} Restarts=1 ExcNodeList={excluded} NumNodes=3\n"
+        record = others + record
         monkeypatch.setattr(commands, "run", self.command(answer, asked, record))
         monkeypatch.setattr("time.time", lambda: 4e9 + 10)
-        said = "\n".join(avoiding.after_requeue(settings(run_dir=folder), "12"))
+        said = "\n".join(avoiding.after_requeue(settings(*overrides, run_dir=folder), "12"))
         return said, [argv[-1] for argv in asked if argv[:2] == ["scontrol", "update"]]
 
     def test_leaves_bad_nodes_out_of_the_next_attempt(
@@ -213,6 +236,25 @@ class TestARequeue:
         repaired = lost("n4", 4e9, drained=True)
         _, updates = self.run(tmp_path, monkeypatch, excluded="n[4,9]", bad=[lost("n3", 4e9), repaired])
         assert updates == ["ExcNodeList=n[3,9]"]
+
+    def test_keeps_what_the_user_excludes_though_it_was_bad_before(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        repaired = lost("n4", 4e9, drained=True)
+        _, updates = self.run(
+            tmp_path,
+            monkeypatch,
+            excluded="n4",
+            bad=[lost("n3", 4e9), repaired],
+            overrides=["slurm.exclude=n4"],
+        )
+        assert updates == ["ExcNodeList=n[3-4]"]
+
+    def test_is_about_this_task_of_an_array_only(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        other = "JobId=13 ArrayJobId=12 ArrayTaskId=0 JobState=RUNNING ExcNodeList=n8 NumNodes=3\n"
+        assert self.run(tmp_path, monkeypatch, others=other)[1] == ["ExcNodeList=n3"]
 
     def test_is_not_expected_of_a_job_that_ends_by_itself(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -266,8 +308,25 @@ class TestARequest:
         spool.mkdir()
         target.write_text("precious")
         (spool / "12-n3.json").symlink_to(target)
-        drain_request.leave(tmp_path, "n3", "12", "x", {"UNICRON_DRAIN_REQUESTS": str(spool)})
+        path = drain_request.leave(tmp_path, "n3", "12", "x", {"UNICRON_DRAIN_REQUESTS": str(spool)})
         assert target.read_text() == "precious"
+        assert path.parent == spool
+        assert json.loads(path.read_text())["node"] == "n3"  # it is left all the same
+
+    def test_is_left_though_another_user_has_taken_its_name(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        spool = {"UNICRON_DRAIN_REQUESTS": str(tmp_path)}
+        (tmp_path / "12-n3.json").write_text("{}")
+        monkeypatch.setattr(os, "geteuid", lambda: 4711)
+        path = drain_request.leave(tmp_path, "n3", "12", "x", spool)
+        assert path.name != "12-n3.json"
+        assert json.loads(path.read_text())["job_id"] == "12"
+
+    def test_is_left_once(self, tmp_path: Path) -> None:
+        first = drain_request.leave(tmp_path, "n3", "12", "x", {})
+        assert drain_request.leave(tmp_path, "n3", "12", "y", {}) == first
+        assert list(first.parent.iterdir()) == [first]
 
 
 class TestSilenceIsWanted:

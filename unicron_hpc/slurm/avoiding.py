@@ -64,7 +64,7 @@ def exclusion(
     tuple
         sbatch's option, if there is any such node, and what the user should know.
     """
-    excluded = hostlists.expand(settings.slurm.exclude) if settings.slurm.exclude else ()
+    excluded = _own(settings)
     out, notes = _choose(settings, sizes, default, excluded, known_bad(settings, env=env))
     return (f"--exclude={hostlists.fold([*excluded, *out])}",) if out else (), notes
 
@@ -88,10 +88,13 @@ def after_requeue(settings: Settings, job_id: str) -> tuple[str, ...]:
         records = parsing.parse_show_job(shown.stdout)
         if job_id not in records or records[job_id].state.name == "RUNNING":
             return ()  # it ends by itself
-        match = _EXCLUDED.search(shown.stdout)
+        # Where the number is an array's, too, all its tasks are shown.
+        own_line = rf"^JobId={re.escape(job_id)}\s.*"
+        match = _EXCLUDED.search("\n".join(re.findall(own_line, shown.stdout, re.MULTILINE)))
         excluded = hostlists.expand(match[1]) if match and match[1] != "(null)" else ()
-        # What we left out before is judged anew, what others have added stays.
-        kept = [node for node in excluded if node not in listed]
+        # What we left out before is judged anew; what others have added, and the user's own, stays.
+        own = _own(settings)
+        kept = [node for node in excluded if node not in listed or node in own]
         out, notes = _choose(
             settings, queries.partition_sizes(), queries.default_partition(), kept, known_bad(settings)
         )
@@ -108,6 +111,11 @@ def bad_ones_last(nodes: Sequence[str], bad: Sequence[BadNode]) -> tuple[str, ..
     return (*(node for node in nodes if node not in names), *(node for node in nodes if node in names))
 
 
+def _own(settings: Settings) -> tuple[str, ...]:
+    """What the user excludes."""
+    return hostlists.expand(settings.slurm.exclude) if settings.slurm.exclude else ()
+
+
 def _choose(
     settings: Settings,
     sizes: Mapping[str, int],
@@ -116,6 +124,7 @@ def _choose(
     bad: Sequence[BadNode],
 ) -> tuple[list[str], tuple[str, ...]]:
     """Which bad nodes to leave out beside those that are excluded, and what to say of it."""
+    bad = [entry for entry in bad if entry.node not in excluded]
     if not bad:
         return [], ()
     slurm = settings.slurm

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from unicron_hpc.slurm.node_records import NodeRecord
 log = logging.getLogger(__name__)
 
 FILE = "bad-nodes.json"
+#: Seconds to wait for another job of this user that writes the list: it may have been stopped in the midst.
+PATIENCE = 5.0
+#: Seconds between two looks whether it has ended.
+_LOOK = 0.05
 
 
 class BadNode(msgspec.Struct, frozen=True):
@@ -126,11 +131,24 @@ def _serviced(entry: BadNode, node: NodeRecord | None) -> bool:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep other jobs of this user from writing at the same time, where the file system can."""
+    """Keep other jobs of this user from writing at the same time, where the file system can.
+
+    Not for longer than `PATIENCE`: an entry that is lost is better than a thread that never ends.
+    """
     descriptor = os.open(folder / f".{FILE}.lock", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
+        deadline = time.monotonic() + PATIENCE
         with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            while not _taken(descriptor) and time.monotonic() < deadline:
+                time.sleep(_LOOK)
         yield
     finally:
         os.close(descriptor)
+
+
+def _taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
+import stat
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,10 +59,15 @@ def leave(
 
 def _write(path: Path, text: str, mode: int) -> Path:
     # In a folder that everybody can write to, what is there already may be somebody else's trap.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        descriptor = os.open(path, flags, mode)
     except FileExistsError:
-        return path
+        found = path.lstat()
+        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+            return path
+        path = path.with_name(f"{path.stem}-{secrets.token_hex(4)}.json")
+        descriptor = os.open(path, flags, mode)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(text)
         os.fchmod(descriptor, mode)
