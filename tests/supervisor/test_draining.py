@@ -14,7 +14,7 @@ from unicron_hpc.config import RecoverySettings
 from unicron_hpc.detect.handling import Action, Case, Decision, decide
 from unicron_hpc.detect.severity import LOST_CONNECTION, Blame, Finding, Method, Severity
 from unicron_hpc.report.journal import EVENTS, Journal, read_lines
-from unicron_hpc.slurm import bad_nodes, giving_back, job_end
+from unicron_hpc.slurm import bad_nodes, drain_request, giving_back, job_end
 from unicron_hpc.slurm.drain import DrainResult
 from unicron_hpc.supervisor import draining
 from unicron_hpc.supervisor.allocation import Allocation
@@ -183,15 +183,36 @@ def test_without_leave_to_drain_the_node_is_still_left_out_later(
     assert site.events("drain_requested") == []
 
 
-def test_a_full_disk_is_told_and_stops_nobody(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+def refuses_to_write(*_: object) -> None:
+    raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(bad_nodes, "add", full)
 
+def test_a_drained_node_is_not_said_to_be_undrained_though_the_list_cannot_be_written(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def work() -> None:
+        monkeypatch.setattr(bad_nodes, "add", refuses_to_write)
         site.out("n2", ECC)
         await site.drains.wait(5.0)
 
     within(work())
-    assert "No space left" in site.events("drain_result")[-1]["message"]
+    assert [event["drained"] for event in site.events("drain_result")] == [True]
+    assert site.given_back == ["n2"]
+    (warned,) = site.events("node_warning")
+    assert (warned["node"], "No space left" in warned["evidence"]) == ("n2", True)
+
+
+def test_who_must_act_is_told_though_no_request_can_be_left(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        monkeypatch.setattr(drain_request, "leave", refuses_to_write)
+        site.refuses = True
+        site.out("n2", ECC)
+        await site.drains.wait(5.0)
+
+    within(work())
+    (result,) = site.events("drain_result")
+    assert result["message"].startswith("told so")
+    assert "No space left" in result["message"]
+    assert site.bad == {"n2": False}
