@@ -143,10 +143,20 @@ def judge_file(name: str, table: Table) -> Verdict:
         text = file.read()
     where = "standard input" if name == "-" else name
     hint = 'write [{"t": 0.0, "rank": 1, "event": "silent"}, ...]'
+    if not text.strip():
+        raise UnicronError("is empty", where=where, hint=hint)
     try:
         data: Any = json.loads(text)
-    except ValueError as error:
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data" and error.lineno > 1:
+            hint += f"; for one report a line use: jq -s . {name} | unicron explain --sequence -"
         raise UnicronError(f"is no JSON: {error}", where=where, hint=hint) from error
+    except UnicodeDecodeError as error:
+        raise UnicronError(
+            f"is no text: {error.reason}, byte {error.start}", where=where, hint=hint
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise UnicronError("is no JSON that can be meant", where=where, hint=hint) from error
     structure = Structure()
     if isinstance(data, dict):
         try:

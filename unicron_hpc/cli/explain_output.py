@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from unicron_hpc.detect.log_scan import LogFinding
-from unicron_hpc.detect.log_verdict import Story
+from unicron_hpc.detect.log_verdict import CANCELLED, Story
 from unicron_hpc.detect.reports import Verdict
 from unicron_hpc.report.plain import plain
 
@@ -99,9 +99,14 @@ def _failed(story: Story, k: int) -> bool:
 def _without_cause(story: Story) -> str:
     suspects = [rank for rank in story.verdict.suspects if rank >= 0]
     if suspects:
-        why = story.verdict.evidence[0]
+        why = story.verdict.evidence[0].partition(": ")[2]
         return f"No cause in these logs. Look at {_ranks(suspects)} first: {why}."
     if story.consequences:
+        if story.findings[min(story.consequences)].rule.error == CANCELLED:
+            return (
+                "No failure in these logs before the job or step was cancelled."
+                " If nobody did that, look at the other ranks' and nodes' logs."
+            )
         return (
             "No cause in these logs: they hold consequences only. Look at the other ranks' and nodes' logs."
         )

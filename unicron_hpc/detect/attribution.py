@@ -25,7 +25,7 @@ from __future__ import annotations
 import enum
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -44,6 +44,7 @@ from unicron_hpc.detect.severity import (
     Finding,
     Severity,
 )
+from unicron_hpc.detect.silences import Excuses
 
 #: Seconds within which two deaths or silences count as simultaneous.
 TOGETHER = 0.25
@@ -54,8 +55,6 @@ AFTERMATH = 5.0
 LOST_NODES, LOST_WITHIN = 3, 2.0
 
 REPEATED = Finding("ranks keep failing on this node", Severity.SEV1, Blame.NODE)
-#: What the table calls a file server that does not answer.
-_STORAGE = "network file system slow"
 #: As many ranks that are silent at once, and all that there are, hang together.
 _ALL = 3
 
@@ -101,17 +100,15 @@ class _Court:
         self.reports = with_memory_kills(reports, self.nodes)
         self.start = min((report.time for report in reports), default=0.0)
         self.wanted = min((r.time for r in reports if r.finding == WANTED_END), default=math.inf)
-        self.sections: dict[int | str, list[Report]] = defaultdict(list)
-        for r in self.reports:
-            if r.sign in (Sign.SECTION, Sign.SECTION_OVER):
-                self.sections[_who(r)].append(r)
         # When each rank first complained, and first was silent without having said so; reversed, so that the
         # earliest stays.
         self.complained = {r.rank: r.time for r in reversed(self.reports) if _complains(r)}
         self.killed = {r.rank for r in self.reports if _is_kill(r)}
-        self.storage = _stalled(self.reports, self.nodes)
+        self.excuses = Excuses(self.reports, self.nodes, min(self.complained.values(), default=math.inf))
         self.silent = {
-            r.rank: r.time for r in reversed(self.reports) if r.sign is Sign.SILENT and not self._excused(r)
+            r.rank: r.time
+            for r in reversed(self.reports)
+            if r.sign is Sign.SILENT and not self.excuses.excuse(r)
         }
 
     def verdict(self) -> Verdict:
@@ -162,7 +159,7 @@ class _Court:
             case Sign.ENDED:
                 return None if finding == FINISHED else _Strength.COLLATERAL
             case Sign.SILENT:
-                if self._excused(report):
+                if self.excuses.excuse(report):
                     return None
                 # A lost node is more than a rank that makes no progress.
                 return _Strength.NAMES_CAUSE if _of_node(report) else _Strength.SILENCE
@@ -205,26 +202,6 @@ class _Court:
             and not self._complained_before(r)
             for r in self.reports
         )
-
-    def _excused(self, silence: Report) -> bool:
-        """Whether it is no sign of a failure.
-
-        The rank had said that it would be busy and not that it is done, it was heard of again before anybody
-        missed it, or it waits for the file system that others wait for, too.
-        """
-        if silence.time >= self.storage.get(_who(silence), math.inf):
-            return True
-        missed = min(self.complained.values(), default=math.inf)
-        if any(
-            r.sign is Sign.ALIVE and _who(r) == _who(silence) and silence.time <= r.time < missed
-            for r in self.reports
-        ):
-            return True
-        busy = False
-        for report in self.sections[_who(silence)]:
-            if report.time <= silence.time:
-                busy = report.sign is Sign.SECTION
-        return busy
 
     def _error_of_its_node(self, first: Report, told: list[tuple[_Strength, Report]]) -> Report:
         """The error of the node behind a process's, where one was reported."""
@@ -330,7 +307,7 @@ class _Court:
         elif report.rank is not None and report.node:
             where += f" on {report.node}"
         what = report.finding.error if report.finding else report.sign.value
-        if report.sign is Sign.SILENT and self._excused(report):
+        if report.sign is Sign.SILENT and self.excuses.excuse(report):
             what = "silent for a reason"
         if report.finding and report.finding.collateral:
             what += " (only lost or waited for others)"
@@ -340,26 +317,6 @@ class _Court:
         if report.arrival is not None and report.arrival - report.time > 1.0:
             text += f" (heard {report.arrival - report.time:.1f} s later)"
         return text
-
-
-def _stalled(reports: Iterable[Report], nodes: Mapping[int, str]) -> dict[int | str, float]:
-    """Since when whom the shared file system keeps waiting: nobody, unless several nodes say so."""
-    found: dict[int | str, float] = {}
-    places = set()
-    for report in reports:
-        if report.finding is None or report.finding.error != _STORAGE:
-            continue
-        node = report.node or nodes.get(-1 if report.rank is None else report.rank, "")
-        places.add(node or report.rank)
-        for who in (node, report.rank, *(rank for rank, where in nodes.items() if node and where == node)):
-            if who is not None:
-                found.setdefault(who, report.time)
-    return found if len(places) > 1 else {}
-
-
-def _who(report: Report) -> int | str:
-    """The rank that it is about, else the node."""
-    return report.node if report.rank is None else report.rank
 
 
 def _of_node(report: Report) -> bool:

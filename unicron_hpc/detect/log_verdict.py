@@ -15,11 +15,11 @@ from unicron_hpc.detect.severity import WANTED_ENDS, Blame
 
 _KILLED = "killed (SIGKILL)"
 _ABORTED = "crashed (SIGABRT)"
-#: Seconds after a warning within which it may be why others waited: the longest usual time limit of a collective.
+#: Seconds after a warning within which it may be why others waited: as long as collectives wait at most.
 _WARNED_WITHIN = 3600.0
 _WARNING = re.compile(r"\b(?:WARN|WARNING|INFO|DEBUG)\b|(?:^|\[)[WI]\d{3,4} ", re.ASCII)
 #: Slurm sends SIGTERM, and SIGKILL where that did not help.
-_CANCELLED = "cancelled"
+CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def _follows(finding: LogFinding, before: set[str]) -> bool:
     """Whether an end by a signal follows from what others said before in the same log."""
     if finding.rule.error == _ABORTED and finding.rank is None:
         return bool(before)  # so a rank ends that has complained; who it is stands in the complaint
-    return finding.rule.error == _KILLED and _CANCELLED in before
+    return finding.rule.error == _KILLED and CANCELLED in before
 
 
 def _report(finding: LogFinding, time: float, streams: dict[str, int], before: set[str]) -> Report | None:

@@ -41,7 +41,8 @@ class Report(msgspec.Struct, frozen=True):
     arrival
         When it was heard; None for at once.
     sequence, group, operation
-        Number of the collective that timed out, the process group's name, and what it does (`ALLREDUCE(1024)`).
+        Number of the collective that timed out, the process group's name, and what the collective does
+        (`ALLREDUCE(1024)`).
     detail
         Words for people.
     """

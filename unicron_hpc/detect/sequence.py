@@ -69,9 +69,18 @@ _XID = re.compile(r"xid[ _:]*(?P<number>\d{1,4})", re.IGNORECASE)
 _SECTION_OVER = {"section_end", "section over", "section_over", "section_done"}
 #: Sections of ordinary work: they excuse no silence, and end those that do.
 _ORDINARY = re.compile(
-    r"(?:train(?:ing)?|iteration|step|forward|backward|optimizer|compute|idle)(?:[_ -](?:step|loop|iteration|pass))?",
+    r"(?:train(?:ing)?|iteration|step|forward|backward|optimizer|compute|idle)"
+    r"(?:[_ -](?:step|loop|iteration|pass))?",
     re.IGNORECASE,
 )
+#: Other usual names of what a report holds, and what it must have at least one of.
+_NAMES = {
+    "time": "t", "timestamp": "t", "global_rank": "rank", "host": "node", "hostname": "node",
+    "exception": "exc", "exit_code": "code", "exitcode": "code", "returncode": "code",
+}  # fmt: skip
+_TELLING = ("rank", "node", "event", "exc", "code", "signal", "xid")
+_KNOWN = {*_TELLING, "t", "arrival", "seq", "group", "name", "state", "pci"}
+_LARGEST_RANK = 10**9
 #: Signals with which a process is asked to end.
 _ASKED = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
 _STOPPED = {signal.SIGSTOP, signal.SIGTSTP}
@@ -94,11 +103,17 @@ def read_report(entry: Mapping[str, Any], table: Table | None = None) -> Report:
         For values that are none.
     """
     table = table or table_in_use()
+    entry = _with_known_names(entry)
     rank, when = _whole(entry, "rank"), _number(entry, "t")
-    if rank is not None and rank < 0:
-        raise UnicronError(f"rank: there is no rank {rank}")
+    if rank is not None and not 0 <= rank <= _LARGEST_RANK:
+        raise UnicronError(f"rank: there is no rank {entry['rank']}")
     node, event = _text(entry, "node"), _text(entry, "event")
     sign, finding, vague, detail = _meaning(entry, event, table)
+    if sign in (Sign.SILENT, Sign.DEATH) and rank is None and not node:
+        raise UnicronError(
+            f"rank: missing, and {event or 'this'!r} is about one",
+            hint='write {"t": 0.0, "rank": 1, "event": "silent"}, or "node" for a whole node',
+        )
     sequence, group = sequence_in(detail)
     told = _whole(entry, "seq")
     return Report(
@@ -117,7 +132,7 @@ def read_report(entry: Mapping[str, Any], table: Table | None = None) -> Report:
 
 
 def _meaning(entry: Mapping[str, Any], event: str, table: Table) -> tuple[Sign, Finding | None, bool, str]:
-    text = str(entry.get("exc") or "")
+    text = _lines_of(entry, "exc")
     if text:
         row = table.find(text, exception=True)
         if row and row.error in WANTED_ENDS:
@@ -187,7 +202,11 @@ def _status(entry: Mapping[str, Any], event: str) -> int | None:
             raise UnicronError(f"signal: {name!r} is none", hint="write its number or a name such as SIGKILL")
         return -number
     number = _whole(entry, "signal")
-    return _whole(entry, "code") if number is None else -number
+    if number:  # 0 is what programs write where there was none
+        if abs(number) > signal.SIGRTMAX:
+            raise UnicronError(f"signal: {number} is none", hint="write its number or a name such as SIGKILL")
+        return -abs(number)
+    return _whole(entry, "code")
 
 
 def read_structure(data: Mapping[str, Any]) -> Structure:
@@ -251,6 +270,30 @@ def _number(entry: Mapping[str, Any], key: str) -> float | None:
 def _plain_number(text: str) -> bool:
     """Whether a text is a number: what comes from environment variables or shells is written so."""
     return re.fullmatch(r"\s*[+-]?\d{1,15}(?:\.\d{1,15})?\s*", text, re.ASCII) is not None
+
+
+def _with_known_names(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The report with our names for what others call otherwise; refused where it says nothing."""
+    named = {key: value for key, value in entry.items() if key in _KNOWN}
+    for key, value in entry.items():
+        name = _NAMES.get(key.lower(), key.lower())
+        if named.get(name) is None:
+            named[name] = value
+    unknown = [key for key in named if key not in _KNOWN]
+    if unknown and all(named.get(name) is None for name in _TELLING):
+        raise UnicronError(
+            f"says nothing that is known: it has only {', '.join(sorted(map(repr, unknown)))}",
+            hint='write {"t": 0.0, "rank": 1, "event": "silent"}',
+        )
+    return named
+
+
+def _lines_of(entry: Mapping[str, Any], key: str) -> str:
+    """A text; a traceback may be a list of its lines."""
+    value = entry.get(key)
+    if isinstance(value, list) and all(isinstance(line, str) for line in value):
+        return "\n".join(line.rstrip("\n") for line in value)
+    return _text(entry, key)
 
 
 def _text(entry: Mapping[str, Any], key: str) -> str:
