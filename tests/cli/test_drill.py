@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.config.settings_text import VALID
-from unicron_hpc.cli.drill import command
+from unicron_hpc.cli.drill import _follow, command
 from unicron_hpc.cli.drill_target import Target, choose
 from unicron_hpc.cli.drill_watch import Watched, failures
 from unicron_hpc.errors import ConfigError
@@ -39,7 +39,8 @@ def drill(*words: str) -> Result:
 
 
 def chosen(name: str, *, node: str | None = None, rank: int | None = None, boss: str = "n1") -> Target:
-    return choose(name, KINDS[name], RANKS, boss, node=node, rank=rank, task=None)
+    nodes = [f"n{n}" for n in (*range(1, 7), 9)]
+    return choose(name, KINDS[name], RANKS, boss, nodes, node=node, rank=rank, task=None)
 
 
 class TestTheTarget:
@@ -62,6 +63,10 @@ class TestTheTarget:
         with pytest.raises(ConfigError, match="no such rank"):
             chosen("kill", node="n9")
 
+    def test_is_no_node_that_the_job_does_not_have(self) -> None:
+        with pytest.raises(ConfigError, match="no node n8"):
+            chosen("node-cut", node="n8")
+
 
 class TestTheCommand:
     def test_lists_every_drill_with_what_must_come_of_it(self) -> None:
@@ -74,6 +79,7 @@ class TestTheCommand:
         ("words", "complaint"),
         [
             (["node-cut", "4711"], "needs --with"),
+            (["node-cut", "--with", "false", "--undo", "true", "4711"], "--undo needs --seconds"),
             (["kill", "--error", "ValueError: x", "4711"], "--error means nothing"),
             (["nan", "--leave", "5", "4711"], "--leave means nothing"),
             (["kill", "/nowhere/run-1"], "no run folder"),
@@ -156,3 +162,17 @@ class TestTheJudgement:
         assert self.judged(tmp_path, Expected.NOBODY_NAMED, None, named=[("n2", None)])
         assert self.judged(tmp_path, Expected.NODE_OR_NOBODY, None, named=[("n2", None)], lost=["n2"]) == []
         assert self.judged(tmp_path, Expected.NODE_OR_NOBODY, None, named=[("n3", None)])
+
+
+def test_a_network_is_given_back_though_nobody_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(seconds: float) -> None:
+        if seconds > 1.0:  # what starts the command looks for its end in short steps
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", interrupted)
+    watched = Watched(tmp_path, "0" * 12, Culprit("n2"), Expected.NODE_NAMED, 0, 20.0, 60.0, 3.0)
+    with pytest.raises(KeyboardInterrupt):
+        _follow(watched, time.time(), f"touch {tmp_path}/{{node}}")
+    assert (tmp_path / "n2").exists()

@@ -127,6 +127,12 @@ def run(
     """
     kind = KINDS[name]
     _check(name, kind, error=error, cgroup=cgroup, leave=leave, with_=with_, undo=undo)
+    lasting = kind.seconds if seconds is None else seconds
+    if undo and not lasting:
+        raise ConfigError(
+            "--undo needs --seconds: it would take everything back at once",
+            hint="Longer than recovery.node_timeout.",
+        )
     folder = find_run_folder(job, run_dir)
     recovery = load_resolved(folder / "train.yaml").recovery
     if not recovery.drills:
@@ -138,8 +144,8 @@ def run(
         raise UnicronError(f"the job is {status['state']}, not RUNNING", where=str(folder))
     by_task = {e["task"]: e["ranks"] for e in events if e["type"] == "transition_finished"}
     ranks = [r for of_task in by_task.values() for r in of_task]
-    target = choose(name, kind, ranks, status["coordinator"], node=node, rank=rank, task=task)
-    lasting = kind.seconds if seconds is None else seconds
+    nodes = [known["name"] for known in status["nodes"] if known["role"] != "lost"]
+    target = choose(name, kind, ranks, status["coordinator"], nodes, node=node, rank=rank, task=task)
     drill = Watched(
         run_folder=folder,
         order=secrets.token_hex(6),
@@ -246,8 +252,10 @@ def _by_command(text: str, node: str) -> float:
 
 def _follow(drill: Watched, injected: float, undo: str | None) -> Outcome:
     if undo:
-        time.sleep(max(0.0, injected + drill.seconds - time.time()))
-        _by_command(undo, drill.culprit.node)
+        try:
+            time.sleep(max(0.0, injected + drill.seconds - time.time()))
+        finally:  # also if we are interrupted: nobody else would
+            _by_command(undo, drill.culprit.node)
     return wait_outcome(drill, injected)
 
 

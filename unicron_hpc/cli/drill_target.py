@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -34,6 +34,7 @@ def choose(
     kind: Kind,
     ranks: Sequence[dict[str, Any]],
     coordinator: str,
+    nodes: Collection[str],
     *,
     node: str | None,
     rank: int | None,
@@ -49,6 +50,8 @@ def choose(
         `transition_finished`'s ranks, of every task.
     coordinator
         Node of the coordinator; others are chosen first.
+    nodes
+        The job's nodes, less those that are out.
     node, rank, task
         What the user asked for.
 
@@ -57,6 +60,8 @@ def choose(
     ConfigError
         When there is no such rank or node.
     """
+    if node is not None and node not in nodes:
+        raise ConfigError(f"there is no node {node} in the job", hint=f"Nodes: {', '.join(nodes)}")
     left = [r for r in ranks if task in (None, r["task"]) and node in (None, r["node"])]
     if rank is not None:
         left = [r for r in left if r["rank"] == rank]
