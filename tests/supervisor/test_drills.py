@@ -18,7 +18,7 @@ from tests.supervisor.events import within
 from tests.supervisor.zygotes import running
 from unicron_hpc.errors import UnicronError
 from unicron_hpc.planner.layout import Seat
-from unicron_hpc.supervisor import directory, drill_agent, drill_client, drill_notes
+from unicron_hpc.supervisor import directory, drill_agent, drill_child, drill_client, drill_notes
 from unicron_hpc.supervisor.drill_agent import Drills
 from unicron_hpc.supervisor.drill_child import Task, family
 from unicron_hpc.supervisor.drill_kinds import KINDS
@@ -110,6 +110,7 @@ SENSELESS: tuple[tuple[str, dict[str, object], str], ...] = (
     ("kill", {"task": "other"}, "is no rank"),
     ("busy", {"seconds": 1e9}, "an hour"),
     ("oom", {"text": "/nowhere"}, "no memory cgroup"),
+    ("oom", {"text": "ODD"}, "no memory cgroup"),
     ("disk-full", {"seconds": 0.0}, "nobody would empty it"),
 )
 
@@ -123,6 +124,9 @@ def test_an_order_that_cannot_be_meant_is_refused_with_a_reason(
         async with node(tmp_path) as one:
             for number, (name, fields, why) in enumerate(SENSELESS):
                 order = msgspec.structs.replace(one.order(name), order=f"{number:08x}", **fields)
+                if order.text == "ODD":
+                    (tmp_path / "memory.max").write_text("plenty\n")
+                    order = msgspec.structs.replace(order, text=str(tmp_path))
                 one.drills.take(order)
                 note = drill_notes.read(tmp_path, order.order, "refused")
                 assert note is not None, name
@@ -200,6 +204,26 @@ def test_a_node_is_stopped_whole_and_goes_on_when_its_time_is_over(
     assert made is not None
     assert ended is not None
     assert ended.time - made.time >= 0.3
+
+
+def test_a_core_is_given_back_to_all_threads_that_there_are_by_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cores = {7: {0, 1}, 8: {0, 1}}
+
+    def bind(thread: int, wanted: set[int]) -> None:
+        if thread == 8:
+            raise ProcessLookupError  # it has ended since it was listed
+        cores[thread] = wanted
+
+    listed = iter([{7, 8}, {7, 9}])
+    monkeypatch.setattr(drill_child, "_threads", lambda pid: next(listed))
+    monkeypatch.setattr(os, "sched_getaffinity", cores.__getitem__)
+    monkeypatch.setattr(os, "sched_setaffinity", bind)
+    monkeypatch.setattr(drill_child, "BURNERS", 0)
+    drill_child._burn(Task(str(tmp_path), ORDER, "busy", "n1", 7, False, 0.0, 0), [7])
+    assert (cores[7], cores[9]) == ({0, 1}, {0, 1})
+    assert drill_notes.read(tmp_path, ORDER, "ended") is not None
 
 
 class TestTheOwnersOrder:

@@ -165,6 +165,8 @@ def _enter_cgroup(folder: Path, pid: int) -> int:
             text = (folder / name).read_text().strip()
         except OSError:
             continue
+        if not text.isdecimal() and text != "max":
+            continue
         if text == "max" or int(text) > _NO_LIMIT:
             raise Refused(f"{folder} sets no memory limit")
         try:

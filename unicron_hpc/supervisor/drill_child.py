@@ -92,20 +92,33 @@ def _stop(task: Task, pids: list[int]) -> None:
 
 def _burn(task: Task, pids: list[int]) -> None:
     """Share the rank's core with others; all its threads are bound to it for the time."""
-    core = min(os.sched_getaffinity(task.pid))
-    threads = {int(entry.name) for entry in Path(f"/proc/{task.pid}/task").iterdir()}
-    before = {thread: os.sched_getaffinity(thread) for thread in threads}
+    usual = os.sched_getaffinity(task.pid)
+    core = min(usual)
+    threads = _threads(task.pid)
+    before: dict[int, set[int]] = {}
+    for thread in threads:
+        with contextlib.suppress(ProcessLookupError):  # threads come and go
+            before[thread] = os.sched_getaffinity(thread)
     deadline = time.monotonic() + task.seconds
     burners = [_burner(core, deadline) for _ in range(BURNERS)]
-    for thread in threads:
-        os.sched_setaffinity(thread, {core})
+    for thread in before:
+        _bind(thread, {core})
     _injected(task, f"core {core} shared with {BURNERS} busy processes for {task.seconds:g} s")
     for pid in burners:
         os.waitpid(pid, 0)
-    for thread, cores in before.items():
-        with contextlib.suppress(ProcessLookupError):
-            os.sched_setaffinity(thread, cores)
+    with contextlib.suppress(FileNotFoundError):  # the process may be gone by now
+        for thread in _threads(task.pid):  # a new one has its core from who started it
+            _bind(thread, before.get(thread, usual))
     _ended(task)
+
+
+def _threads(pid: int) -> set[int]:
+    return {int(entry.name) for entry in Path(f"/proc/{pid}/task").iterdir()}
+
+
+def _bind(thread: int, cores: set[int]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.sched_setaffinity(thread, cores)
 
 
 def _burner(core: int, deadline: float) -> int:
