@@ -42,6 +42,7 @@ class Slurm:
     def __init__(self) -> None:
         self.jobs = {"12": f"{ME}|RUNNING|2026-11-30T12:00:00|n[1-4]"}
         self.nodes = {f"n{i}": ("ALLOCATED", "") for i in range(1, 10)}
+        self.other_tasks: list[dict[str, str]] = []  # of the array whose number the job has, too
         self.silent = False
         self.updates: list[list[str]] = []
 
@@ -56,7 +57,11 @@ class Slurm:
             job = next(word for word in argv if word.startswith("--jobs=")).removeprefix("--jobs=")
             if job not in self.jobs:
                 return 1, "", "slurm_load_jobs error: Invalid job id specified"
-            return 0, self.jobs[job] + "\n", ""
+            fields = next(word for word in argv if word.startswith("--format=")).removeprefix("--format=")
+            uid, state, end, nodes = self.jobs[job].split("|")
+            of_task = {"%A": job, "%U": uid, "%T": state, "%e": end, "%N": nodes}
+            tasks = [{**of_task, **other} for other in (*self.other_tasks, {})]
+            return 0, "".join("|".join(task[f] for f in fields.split("|")) + "\n" for task in tasks), ""
         if argv[1:3] == ["show", "hostnames"]:
             first, last = argv[3].removeprefix("n[").removesuffix("]").split("-")
             return 0, "".join(f"n{i}\n" for i in range(int(first), int(last) + 1)), ""
@@ -114,6 +119,31 @@ def test_the_owner_of_a_job_has_its_node_drained_and_the_request_is_done_with(si
     assert reason.startswith(f"Reason=unicron: lost connection job 12 uid {ME} ")
     assert "n2 is drained" in said
     assert not request.exists()
+
+
+def test_a_task_of_an_array_that_has_the_arrays_own_number_is_told_from_the_others(site: Site) -> None:
+    site.slurm.other_tasks = [{"%A": "13", "%T": "COMPLETED"}, {"%A": "14", "%U": "0", "%N": "n[5-6]"}]
+    site.ask("n2")
+    assert "n2 is drained" in site.run()
+    site.ask("n5")
+    assert "does not have n5" in site.run()
+
+
+@pytest.mark.parametrize("text", ["", "[[1", "{}", '["x"]', "\x00"])
+def test_a_memory_that_is_damaged_is_said_to_be_and_nothing_is_drained(text: str, site: Site) -> None:
+    request = site.ask()
+    site.state.parent.mkdir()
+    site.state.write_text(text)
+    said = site.run(code=2)
+    assert str(site.state) in said
+    assert (site.slurm.drained, request.exists(), site.state.read_text()) == ([], True, text)
+
+
+def test_a_memory_that_cannot_be_kept_is_said_not_to_be(site: Site) -> None:
+    site.state.parent.touch()  # where a folder should be
+    site.ask()
+    assert "drain_helper: " in site.run(code=2)
+    assert site.slurm.drained == []
 
 
 def test_a_dry_run_says_so_and_changes_nothing(site: Site) -> None:
