@@ -54,6 +54,21 @@ class TestANodesRecord:
         assert (record.reason, record.by) == ("was State=DOWN [by a@b] BootTime=x", "root")
         assert record.booted is None
 
+    @pytest.mark.parametrize("stamp", [" [slurm@2026-11-30T10:00:00]", ""])
+    @pytest.mark.parametrize(
+        "behind",
+        [
+            "ReservationName=llm",
+            "Comment=rack 7, row 2 Extra=x ReservationName=llm",
+            "Topology=default:s1,s2 ",
+        ],
+    )
+    def test_ends_with_fields_that_a_site_may_have(self, behind: str, stamp: str) -> None:
+        told = f"NodeName=n1 State=DOWN*+RESERVED  CurrentWatts=n/a Reason=Not responding{stamp} {behind}"
+        record = parse_node_records(told)["n1"]
+        assert (record.reason, record.somebodys_reason) == ("Not responding", "")
+        assert record.by == ("slurm" if stamp else "")
+
     @given(st.text(st.characters(codec="ascii", exclude_categories=["C"])))
     def test_has_its_state_whatever_words_its_reason_has(self, words: str) -> None:
         record = parse_node_records(f"NodeName=n1 State=IDLE Reason={words} State=DOWN NodeName=n2")["n1"]

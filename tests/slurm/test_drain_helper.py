@@ -43,6 +43,7 @@ class Slurm:
         self.jobs = {"12": f"{ME}|RUNNING|2026-11-30T12:00:00|n[1-4]"}
         self.nodes = {f"n{i}": ("ALLOCATED", "") for i in range(1, 10)}
         self.other_tasks: list[dict[str, str]] = []  # of the array whose number the job has, too
+        self.behind = ""  # fields that a site may have behind the reason
         self.silent = False
         self.updates: list[list[str]] = []
 
@@ -68,7 +69,7 @@ class Slurm:
         if argv[1:3] == ["show", "node"]:
             state, reason = self.nodes[argv[-1]]
             told = f" Reason={reason} [root@2026-11-30T10:00:00]" if reason else ""
-            return 0, f"NodeName={argv[-1]} Arch=x86_64 State={state} X=1 {told}\n", ""
+            return 0, f"NodeName={argv[-1]} Arch=x86_64 State={state} X=1 {told}{self.behind}\n", ""
         self.updates.append(argv)
         self.nodes[argv[2].removeprefix("NodeName=")] = ("ALLOCATED+DRAIN", argv[4].removeprefix("Reason="))
         return 0, "", ""
@@ -144,6 +145,13 @@ def test_a_memory_that_cannot_be_kept_is_said_not_to_be(site: Site) -> None:
     site.ask()
     assert "drain_helper: " in site.run(code=2)
     assert site.slurm.drained == []
+
+
+def test_a_node_that_slurm_lost_in_a_reservation_is_nobodys_work_yet(site: Site) -> None:
+    site.slurm.nodes["n2"] = ("DOWN*+RESERVED", "Not responding")
+    site.slurm.behind = " Comment=rack 7 ReservationName=llm"
+    site.ask()
+    assert "n2 is drained: unicron: lost connection job 12" in site.run()
 
 
 def test_a_dry_run_says_so_and_changes_nothing(site: Site) -> None:

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 
 from unicron_hpc.slurm.states import NodeState, parse_node_state
 
-_REASON = re.compile(r"\sReason=(.*?)(?: \[([^\[\]@]*)@([^\[\]]*)\])?\s*$")
+#: What may stand behind the reason (`src/api/node_info.c` of Slurm).
+_BEHIND = (
+    r"(?:\s+(?:Comment|Extra|InstanceId|InstanceType|ReservationName|TLSCertTokenSet|Topology|Parameters)=.*)?"
+    r"\s*$"
+)
+#: With and without who gave it and when.
+_REASONS = (
+    re.compile(r"\sReason=(.*?) \[([^\[\]@]*)@[^\[\]]*\]" + _BEHIND),
+    re.compile(r"\sReason=(.*?)()" + _BEHIND),
+)
 #: Reasons that slurmctld gives by itself; they are nobody's words.
 OWN_REASONS = frozenset({"Not responding", "Node unexpectedly rebooted"})
 
@@ -45,15 +54,15 @@ def parse_node_records(text: str) -> dict[str, NodeRecord]:
     found = {}
     for line in text.splitlines():
         if line.startswith("NodeName="):
-            # The reason is the last field, and its text may look like any other.
-            reason = _REASON.search(line)
+            # The reason is among the last fields, and its text may look like any other.
+            reason = next(filter(None, (form.search(line) for form in _REASONS)), None)
             head = line[: reason.start()] if reason else line
             name = _word(head, "NodeName")
             found[name] = NodeRecord(
                 name,
                 parse_node_state(_word(head, "State")),
                 reason[1].strip() if reason else "",
-                (reason[2] or "") if reason else "",
+                reason[2] if reason else "",
                 _time(_word(head, "BootTime")),
                 _time(_word(head, "SlurmdStartTime")),
             )
