@@ -26,22 +26,29 @@ _LONGEST = 2000
 #: Tracebacks that are read at the same time, and lines after which one is given up.
 _MOST_STREAMS, _SILENCE = 256, 400
 _HEAD = "Traceback (most"
-#: What tells of an exception that the interpreter or the logging module went on after.
-_IGNORED = re.compile(r"Exception ignored (?:in|on)\b|--- Logging error ---")
+#: What tells of an exception that the interpreter, the logging module or torch's compiler went on after.
+_IGNORED = re.compile(
+    r"Exception ignored (?:in|on)\b|--- Logging error ---|(?:torch\._dynamo\S* \[\w+\] )?WON'T CONVERT\b"
+)
 #: Lines from there to the head of its traceback.
 _TO_HEAD = 3
 #: Lines with one of these are worth a closer look, whatever the rows say.
-_TELLING = (b"Traceback (most", b"NVRM", b"Exception", b"Error", b"--- Logging error")
+_TELLING = (b"Traceback (most", b"NVRM", b"Exception", b"Error", b"--- Logging error", b"WON'T CONVERT")
 #: Lines back to look for a time, when a line has none.
 _BACK = 200
 
 #: An exception's line outside a traceback, as the last lines of a log often are.
-_EXCEPTION = re.compile(rf"(?:[a-z_][\w.]*\.)?{EXCEPTION_NAME.pattern}(?::|$)", re.ASCII)
+#: Lustre's kernel modules begin their lines with what looks like one.
+_EXCEPTION = re.compile(
+    rf"(?!L(?:ustre|Net)Error:)(?:[a-z_][\w.]*\.)?{EXCEPTION_NAME.pattern}(?::|$)", re.ASCII
+)
 #: NCCL tells of normal ends in the words of errors; frames of a C++ stack name functions, not errors; urllib3
-#: tries again, and TensorFlow does without a library.
+#: and the Hugging Face hub try again or do without, as do TensorFlow without a library, torch with another
+#: plan of cuDNN, and its autotuner with another kernel.
 _CHATTER = re.compile(
     r"(?:^| )NCCL (?:INFO|TRACE) |^\s*frame #\d+: |\bRetrying \(Retry\(total="
-    r"|Could not load dynamic library '"
+    r"|Could not load dynamic library '|thrown while requesting (?:HEAD|GET) |Couldn't connect to the Hub: "
+    r"|Warning: Plan failed with an? |\bfor benchmark choice "
 )
 
 #: The row whose line begins a report of several.
