@@ -174,6 +174,11 @@ class TestTheReason:
         assert fill(TEMPLATE, {"kind": " \n "}) == "unicron: - job - -"
         assert fill("", {}) == "unicron: cause not known"
 
+    def test_has_job_and_time_however_long_a_sites_rule_calls_the_error(self) -> None:
+        values = {"kind": "fan tray " * 40, "job": "12", "time": "2026-11-30T12:00:00"}
+        assert fill(TEMPLATE, values).startswith("unicron: fan tray fan tray")
+        assert fill(TEMPLATE, values).endswith(" job 12 2026-11-30T12:00:00")
+
     def test_has_no_quotes_nor_line_breaks_of_the_error(self) -> None:
         assert fill("{kind}", {"kind": case("drain-05")[0]["reason"]}) == "Xid 79 fallen off bus"
 

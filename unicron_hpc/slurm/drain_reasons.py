@@ -13,6 +13,8 @@ from unicron_hpc.errors import ConfigError
 VARIABLES = ("kind", "job", "time", "node", "rank")
 #: Longest reason, in characters: what `sinfo -R` and people can still take in.
 LONGEST = 200
+#: Longest value of a variable: a long one must not push the others out.
+_LONGEST_VALUE = 80
 
 
 def check_template(template: str) -> str:
@@ -51,7 +53,7 @@ def fill(template: str, values: Mapping[str, str]) -> str:
     str
         One line of printable ASCII without quotes, backslashes or what a shell would act on; never empty.
     """
-    known = {name: printable(values.get(name, "")) or "-" for name in VARIABLES}
+    known = {name: printable(values.get(name, ""))[:_LONGEST_VALUE].rstrip() or "-" for name in VARIABLES}
     return printable(template.format_map(known))[:LONGEST].rstrip() or "unicron: cause not known"
 
 
