@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 import shutil
 from pathlib import Path
@@ -9,7 +10,10 @@ from pathlib import Path
 from unicron_hpc.errors import ConfigError, UnicronError
 from unicron_hpc.slurm import commands
 
-_STDOUT = re.compile(r"\bStdOut=(\S+)\.out(?:\s|$)")
+#: The folder may have blanks in its name; what follows is the next field, or nothing.
+_STDOUT = re.compile(r"\sStdOut=(.+?)\.out(?:\s+\w+=.*)?\s*$", re.MULTILINE)
+#: A job, a task of an array (`100_3`), a part of a heterogeneous job (`12+1`).
+_NUMBER = re.compile(r"[0-9]+(?:[_+][0-9]+)?", re.ASCII)
 
 
 def find_run_folder(job: str, run_dir: Path | None) -> Path:
@@ -27,13 +31,14 @@ def find_run_folder(job: str, run_dir: Path | None) -> Path:
     ConfigError
         When there is none.
     """
-    if "/" in job or Path(job, "train.yaml").exists():
+    if "/" in job or (job and Path(job, "train.yaml").exists()):
         folder = Path(job)
         if (folder / "train.yaml").exists():
             return folder.resolve()
         raise ConfigError("is no run folder: it has no train.yaml", where=job)
     for root in [run_dir] if run_dir else [Path(), Path("runs")]:
-        found = [path for path in root.glob(f"*-{job}") if (path / "train.yaml").exists()]
+        named = (path for path in root.glob(f"*-{glob.escape(job)}") if not _is_local(path.name, job))
+        found = [path for path in named if (path / "train.yaml").exists()]
         if len(found) == 1:
             return found[0].resolve()
         if found:
@@ -41,7 +46,7 @@ def find_run_folder(job: str, run_dir: Path | None) -> Path:
             raise ConfigError(
                 f"several runs have the number {job}: {names}", hint="Give one of these folders."
             )
-    if shutil.which("scontrol") and re.fullmatch(r"[0-9_]+", job):
+    if shutil.which("scontrol") and _NUMBER.fullmatch(job):
         try:
             shown = commands.run(["scontrol", "show", "job", "--oneliner", job]).stdout
         except UnicronError:
@@ -53,3 +58,8 @@ def find_run_folder(job: str, run_dir: Path | None) -> Path:
         f"no run folder of job {job} was found",
         hint="Give the run folder itself, or --run-dir with the folder that `run_dir:` names in train.yaml.",
     )
+
+
+def _is_local(name: str, job: str) -> bool:
+    """Whether a number is only the end of that of a run without Slurm (`local-20261130-190000-4711`)."""
+    return job.isdecimal() and re.search(rf"-local-\d+-\d+-{job}$", name) is not None
