@@ -232,6 +232,11 @@ def test_all_of_several_lost_nodes_are_shown(tmp_path: Path) -> None:
         ('[{"t": 0}, {"rank": 1.5}]', "report 1: rank: expected a whole number"),
         ('[{"t": 0, "rank": true}]', "report 0: rank: expected a number"),
         ('{"reports": [], "groups": [["a"]]}', "not a structure of ranks"),
+        ("", "reports.json: is empty"),
+        ("[" * 100_000, "is no JSON that can be meant"),
+        ('{"rank": 1}\n{"rank": 2}', "jq -s ."),
+        ('[{"t": 0, "event": "silent"}]', "report 0: rank: missing"),
+        ('[{"t": 0, "who": 3}]', "report 0: says nothing that is known: it has only 'who'"),
     ],
 )
 def test_a_sequence_that_is_none_is_refused_with_its_place(text: str, words: str, tmp_path: Path) -> None:

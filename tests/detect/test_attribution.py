@@ -271,3 +271,51 @@ def test_a_warning_is_no_fault() -> None:
     assert warning.severity is Severity.INFO
     verdict = judge([fault(1, 0.0, warning)])
     assert (verdict.action, verdict.suspects, verdict.finding) == (Action.NOTHING, (), None)
+
+
+def test_another_collective_of_the_same_number_accuses_the_few_of_a_group_that_is_known() -> None:
+    def ran(*operations: str, group: str = "dp") -> list[Report]:
+        return [
+            fault(rank, 600.0, TIMEOUT, sequence=40, group=group, operation=operation)
+            for rank, operation in enumerate(operations)
+        ]
+
+    verdict = judge(ran("ALLREDUCE(8)", "ALLREDUCE(8)", "BROADCAST(8)"))
+    assert (verdict.suspects, verdict.victims, verdict.action) == ((2,), (0, 1), Action.STOP)
+    assert judge(ran("ALLREDUCE(8)", "ALLREDUCE(8)", "BROADCAST(8)", "BROADCAST(8)")).suspects == ()
+    assert judge(ran("ALLREDUCE(8)", "ALLREDUCE(8)", "BROADCAST(8)", group="")).suspects == ()
+
+
+def test_of_two_who_name_each_other_the_first_to_say_so_is_told() -> None:
+    words = "Rank {} is running collective: a, but Rank {} is running collective: b"
+    finding = explain_exception("RuntimeError: Detected mismatch between collectives on ranks.")
+    mutual = [
+        fault(0, 1.0, finding, detail=words.format(0, 1)),
+        fault(1, 1.1, finding, detail=words.format(1, 0)),
+    ]
+    assert judge(mutual).suspects == (0,)
+    assert judge([*mutual, fault(2, 1.2, finding, detail=words.format(2, 1))]).suspects == (1,)
+
+
+@pytest.mark.parametrize(("heard", "suspects"), [(5.0, ()), (700.0, (3,))])
+def test_a_sign_of_life_excuses_a_silence_if_nobody_had_missed_the_rank(
+    heard: float, suspects: tuple[int, ...]
+) -> None:
+    reports = [silent(3, 0.0), Report(heard, Sign.ALIVE, 3), fault(1, 600.0, TIMEOUT)]
+    assert judge(reports).suspects == suspects
+
+
+@pytest.mark.parametrize(("apart", "suspects"), [(0.2, ()), (1.0, (0,))])
+def test_all_ranks_that_fall_silent_one_right_after_the_other_hang_together(
+    apart: float, suspects: tuple[int, ...]
+) -> None:
+    assert judge([silent(rank, rank * apart) for rank in range(4)], SQUARE).suspects == suspects
+
+
+def test_a_file_server_that_several_nodes_lost_accuses_no_rank() -> None:
+    lost = Finding("network file system lost", Severity.SEV2, Blame.NETWORK)
+    one, other = fault(0, 1.0, lost, node="n1"), fault(2, 1.5, lost, node="n2")
+    assert judge([one, fault(2, 2.0, PEER_GONE)]).suspects == (0,)
+    verdict = judge([one, other])
+    assert (verdict.suspects, verdict.finding) == ((), lost)
+    assert judge([fault(0, 1.0, ASSERTION, node="n1"), fault(2, 1.5, ASSERTION, node="n2")]).suspects == (0,)

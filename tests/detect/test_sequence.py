@@ -53,6 +53,27 @@ from unicron_hpc.errors import UnicronError
         ({"event": "silent", "rank": "7"}, Sign.SILENT, "rank does not answer"),
         ({"event": "Xid 79"}, Sign.FAULT, "GPU driver error"),
         ({"event": "xid_79"}, Sign.FAULT, "GPU driver error"),
+        ({"event": "heartbeat"}, Sign.ALIVE, None),
+        ({"event": "rank_recovered"}, Sign.ALIVE, None),
+        ({"event": "heartbeat_missed"}, Sign.SILENT, "rank does not answer"),
+        ({"event": "section", "name": "training"}, Sign.SECTION_OVER, None),
+        ({"event": "section", "name": "first_iteration"}, Sign.SECTION, None),
+        ({"event": "rank_started"}, Sign.FAULT, "taken note of"),
+        ({"event": "checkpoint_saved"}, Sign.FAULT, "taken note of"),
+        ({"event": "never_joined"}, Sign.FAULT, None),
+        ({"event": "failed_to_start"}, Sign.FAULT, None),
+        ({"event": "hang_started"}, Sign.SILENT, "rank does not answer"),
+        ({"event": "exit", "code": 1, "signal": 0}, Sign.FAULT, "exited with code 1"),
+        ({"event": "exit", "signal": "9"}, Sign.DEATH, "killed (SIGKILL)"),
+        ({"event": "exit", "signal": -9}, Sign.DEATH, "killed (SIGKILL)"),
+        ({"event": "exit", "code": "0:9"}, Sign.DEATH, "killed (SIGKILL)"),
+        ({"event": "exit", "code": "1:0"}, Sign.FAULT, "exited with code 1"),
+        (
+            {"exc": ["Traceback (most recent call last):", "  x", "KeyError: 'a'"]},
+            Sign.FAULT,
+            "error of the program",
+        ),
+        ({"Event": "exit", "exit_code": 137}, Sign.DEATH, "killed (SIGKILL)"),
     ],
 )
 def test_what_a_report_says(entry: dict[str, Any], sign: Sign, error: str | None) -> None:
@@ -72,6 +93,12 @@ def test_what_a_report_says(entry: dict[str, Any], sign: Sign, error: str | None
         {"code": 1.5},
         {"event": ["silent"]},
         {"node": 3},
+        {"rank": 10**17},
+        {"event": "silent", "rank": None},
+        {"event": "exit", "signal": 9},
+        {"rank": 1, "event": "exit", "signal": 900},
+        {"t": 1.0, "who": 3, "what": "silent"},
+        {"rank": 1, "exc": {"text": "a"}},
     ],
 )
 def test_what_is_no_report_is_refused(entry: dict[str, Any]) -> None:
@@ -82,3 +109,18 @@ def test_what_is_no_report_is_refused(entry: dict[str, Any]) -> None:
 def test_an_error_that_nobody_knows_is_not_called_a_silence() -> None:
     told = verdict_as_data(judge([read_report({"t": 0, "rank": 3, "event": "something new"})]))
     assert (told["suspect"], told["error"]) == ([3], "exception in a rank")
+
+
+def test_what_others_call_time_rank_and_node_is_known_and_ours_goes_first() -> None:
+    report = read_report({"timestamp": "3.5", "global_rank": "4", "Host": "n1", "event": "silent"})
+    assert (report.time, report.rank, report.node) == (3.5, 4, "n1")
+    assert read_report({"time": 9.0, "t": 1.0, "rank": 2, "event": "silent"}).time == 1.0
+
+
+def test_a_watchdogs_line_tells_number_group_and_collective() -> None:
+    line = "[PG ID 2 PG GUID 2 Rank 1] WorkNCCL(SeqNum=15, OpType={}, NumelIn=8, NumelOut=8, Timeout(ms)=1)"
+    report = read_report({"rank": 1, "exc": line.format("ALLREDUCE")})
+    assert (report.sequence, report.group, report.operation) == (15, "2", "ALLREDUCE(8)")
+    # What is gathered may differ in size, and what two ranks do is not the same on both.
+    assert read_report({"rank": 1, "exc": line.format("GATHER")}).operation == "GATHER()"
+    assert read_report({"rank": 1, "exc": line.format("SEND")}).operation == ""

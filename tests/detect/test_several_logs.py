@@ -72,3 +72,44 @@ SAYS = {
 def test_without_a_cause_people_are_told_where_to_look(name: str) -> None:
     files = next(case["files"] for case in CASES if case["id"] == name)
     assert SAYS[name] in show_story(story(files), len(files)).splitlines()[0]
+
+
+WATCHDOG = (
+    "[rank{0}]:[E303 {1} ProcessGroupNCCL.cpp:616] [Rank {0}] Watchdog caught collective operation timeout:"
+    " WorkNCCL(SeqNum=15, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600027 ms"
+)
+STALL = "[Mon Mar  3 10:00:00 2025] nfs: server fs1 not responding, still trying"
+
+
+@pytest.mark.parametrize(
+    ("at", "found"), [("10:20:00.1", True), ("18:00:00.1", False), ("09:59:00.1", False)]
+)
+def test_a_file_server_that_did_not_answer_is_the_cause_of_waiting_soon_after(at: str, found: bool) -> None:
+    told = story({"n1.dmesg": STALL, "rank-0.log": WATCHDOG.format(0, at)})
+    assert (told.first_cause is not None) is found
+
+
+def test_a_rank_that_says_nothing_goes_before_a_mere_warning() -> None:
+    waiting = {f"rank-{rank}.log": WATCHDOG.format(rank, "10:20:00.1") for rank in (0, 1)}
+    told = story({"n1.dmesg": STALL, **waiting, "rank-2.log": "iteration 3"})
+    assert (told.first_cause, told.verdict.suspects) == (None, (2,))
+
+
+def test_only_an_error_of_the_program_is_taken_for_survived_when_it_is_logged_as_a_warning() -> None:
+    def first(text: str) -> str:
+        logs = {
+            "rank-0.log": f"2025-03-03 10:00:01 WARNING {text}",
+            "rank-1.log": "2025-03-03 10:00:05 KeyError: 'a'",
+        }
+        told = story(logs)
+        assert told.first_cause is not None
+        return told.findings[told.first_cause].file
+
+    assert first("no fused kernel: ModuleNotFoundError: No module named 'apex'") == "rank-1.log"
+    assert first("RuntimeError: CUDA error: an illegal memory access was encountered") == "rank-0.log"
+
+
+def test_the_same_error_of_another_rank_in_one_log_stays_an_error() -> None:
+    ecc = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    told = story({"run.log": f"[rank3]: {ecc}\n[rank6]: {ecc}\n"})
+    assert (told.first_cause, told.consequences, told.verdict.suspects) == (0, frozenset(), (3, 6))

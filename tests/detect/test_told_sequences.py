@@ -30,7 +30,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
 def test_a_sequence_has_the_verdict_of_a_person(case: dict[str, Any]) -> None:
-    structure = read_structure(LAYOUT if case["laid_out"] else {})
+    structure = read_structure(case.get("layout", LAYOUT if case["laid_out"] else {}))
     told = verdict_as_data(judge([read_report(entry) for entry in case["input"]], structure))
     assert {key: told[key] for key in case["expected"]} == case["expected"]
     assert not set(told["suspect"]) & {*told["victims"], *told["collateral"]}

@@ -28,9 +28,9 @@ or a node's kernel. `-` is standard input.
 
 For every error: the line, what it is, how severe (SEV1 the node, SEV2 the process, SEV3 try again,
 PROGRAM the program itself, INFO nothing failed), where the blame lies, and what to do. Of several ranks'
-logs the first cause is told apart from its consequences; times, ranks and hosts are read from the lines and
-from the files' names. Files may be packed (gzip, bzip2, xz) and of any size;
-zstd, lz4, zip and UTF-16 are not read.
+logs the first cause is told apart from its consequences; where there is none, who lags or says nothing while
+the others wait is named. Times, ranks and hosts are read from the lines and from the files' names. Files may
+be packed (gzip, bzip2, xz) and of any size; zstd, lz4, zip and UTF-16 are not read.
 
 \b
 Examples:

@@ -23,6 +23,7 @@ The rules, strongest first:
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -129,9 +130,10 @@ class _Court:
             suspects = set(differing(self.reports)) or suspects
         lost = {r.node for r in causes if r.node and (r.rank is None or r.finding == LOST_CONNECTION)}
         suspects |= {rank for rank, node in self.nodes.items() if node in lost}
-        everybody = self.structure.nodes.keys()
-        if strength is _Strength.SILENCE and len(everybody) >= _ALL and suspects >= everybody:
+        if strength is _Strength.SILENCE and self._all_silent():
             return self._compose((), TASK_HANG, first, ["all ranks are silent at once"], told)
+        if self._shared(first):
+            return self._compose((), first.finding or TASK_HANG, first, [self._sentence(first)], told)
         evidence = [self._sentence(report) for report in causes]
         unknown = NOT_ANSWERING if first.sign is Sign.SILENT else UNKNOWN_EXCEPTION
         return self._compose(tuple(sorted(suspects)), first.finding or unknown, first, evidence, told, causes)
@@ -202,6 +204,20 @@ class _Court:
             and not self._complained_before(r)
             for r in self.reports
         )
+
+    def _all_silent(self) -> bool:
+        """Whether all ranks of the layout fell silent, each at about the same time as the one before."""
+        everybody = self.structure.nodes.keys()
+        times = sorted(time for rank, time in self.silent.items() if rank in everybody)
+        at_once = all(later - earlier <= TOGETHER for earlier, later in itertools.pairwise(times))
+        return len(everybody) >= _ALL and len(times) == len(everybody) and at_once
+
+    def _shared(self, first: Report) -> bool:
+        """Whether it is a failure of the network or a file server that others report, too."""
+        finding, node = first.finding, self._node_of(first)
+        if finding is None or finding.blame is not Blame.NETWORK or finding.collateral or not node:
+            return False
+        return any(r.finding == finding and self._node_of(r) not in ("", node) for r in self.reports)
 
     def _error_of_its_node(self, first: Report, told: list[tuple[_Strength, Report]]) -> Report:
         """The error of the node behind a process's, where one was reported."""

@@ -148,8 +148,10 @@ def _warned(findings: Sequence[LogFinding]) -> int | None:
 
 def _went_on(finding: LogFinding) -> bool:
     """Whether the program itself logged its error as a mere warning."""
-    rule, head = finding.rule, finding.line.partition(finding.text.partition("\n")[0])[0]
-    return rule.severity == "PROGRAM" and _WARNING.search(head) is not None
+    message = finding.text.partition("\n")[0]
+    # The level stands before the message, or is its first word where the logger is not known.
+    head = finding.line.partition(message)[0] + message.partition(" ")[0]
+    return finding.rule.severity == "PROGRAM" and _WARNING.search(head) is not None
 
 
 def _wanted_end(findings: Sequence[LogFinding], cause: int | None) -> int | None:

@@ -42,7 +42,7 @@ def missed(reports: Iterable[Report]) -> tuple[int, ...]:
     for report in reports:
         named = next((found["ranks"] for words in _MISSED if (found := words.search(report.detail))), "")
         ranks = {int(digits) for digits in named.split(",") if digits and len(digits) <= _LONGEST}
-        votes.update(ranks - {-1 if report.rank is None else report.rank})
+        votes.update(ranks)
     return _most(votes)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from unicron_hpc.detect.exceptions import UNKNOWN_EXCEPTION
 from unicron_hpc.detect.exits import HOST_MEMORY, explain_exit, signal_of
 from unicron_hpc.detect.log_places import sequence_in
+from unicron_hpc.detect.log_scan import LogScan
 from unicron_hpc.detect.naming import operation_in
 from unicron_hpc.detect.reports import Report, Sign, Structure, Verdict
 from unicron_hpc.detect.severity import (
@@ -43,7 +44,13 @@ _RESTARTED = re.compile(r"(?:rank|process|worker)?[ _]?restart(?:ed)?", re.IGNOR
 #: Ends that somebody wanted.
 _WANTED = re.compile(r"scancel|(?<![a-z])cancell?ed|preempt|requeue|time[ _]?limit", re.IGNORECASE)
 #: What was taken note of while others failed.
-_NOTED = re.compile(r"stack[ _]?(?:dump|trace)|^stacks?$|^dump|py-?spy|faulthandler", re.IGNORECASE)
+_NOTED = re.compile(
+    r"stack[ _]?(?:dump|trace)|^stacks?$|^dump|py-?spy|faulthandler"
+    r"|^(?!(?:.*[_ ])?(?:not|never|no|fail\w*|fault|error|hang|stall|slow\w*|crash|los[st])[_ ])"
+    r"(?:\w+[_ ])?(?:start(?:ed)?|joined|launched|spawned"
+    r"|finish(?:ed)?|completed?|succeeded|done|saved|loaded)$",
+    re.IGNORECASE,
+)
 _NOTE = Finding("taken note of", Severity.INFO, Blame.NOBODY)
 _SLOW = re.compile(r"\bslow|straggl", re.IGNORECASE)
 _HEARTBEAT = re.compile(r"heart_?beat", re.IGNORECASE)
@@ -73,6 +80,8 @@ _ORDINARY = re.compile(
     r"(?:[_ -](?:step|loop|iteration|pass))?",
     re.IGNORECASE,
 )
+#: `1:0`, `0:9`: exit code and signal as Slurm writes them.
+_SLURMS_CODE = re.compile(r"(?P<code>\d{1,3}):(?P<signal>\d{1,3})", re.ASCII)
 #: Other usual names of what a report holds, and what it must have at least one of.
 _NAMES = {
     "time": "t", "timestamp": "t", "global_rank": "rank", "host": "node", "hostname": "node",
@@ -132,7 +141,7 @@ def read_report(entry: Mapping[str, Any], table: Table | None = None) -> Report:
 
 
 def _meaning(entry: Mapping[str, Any], event: str, table: Table) -> tuple[Sign, Finding | None, bool, str]:
-    text = _lines_of(entry, "exc")
+    text = _raised(_lines_of(entry, "exc"), table)
     if text:
         row = table.find(text, exception=True)
         if row and row.error in WANTED_ENDS:
@@ -185,6 +194,17 @@ def _meaning(entry: Mapping[str, Any], event: str, table: Table) -> tuple[Sign, 
     return Sign.FAULT, None, True, event
 
 
+def _raised(text: str, table: Table) -> str:
+    """The exception at the root of a traceback; any other text as it is."""
+    if "Traceback (most" not in text:
+        return text
+    scanner = LogScan("", table=table)
+    for number, line in enumerate(text.splitlines(), start=1):
+        scanner.feed(line.encode("utf-8", "replace"), number)
+    found = scanner.finish()
+    return next((f.text for f in found if not f.rule.collateral), found[0].text if found else text)
+
+
 def _silence(entry: Mapping[str, Any], event: str) -> tuple[Sign, Finding, bool, str]:
     # A node of which nothing is heard, and not one of its ranks, is lost.
     whole = entry.get("rank") is None and bool(entry.get("node"))
@@ -206,6 +226,9 @@ def _status(entry: Mapping[str, Any], event: str) -> int | None:
         if abs(number) > signal.SIGRTMAX:
             raise UnicronError(f"signal: {number} is none", hint="write its number or a name such as SIGKILL")
         return -abs(number)
+    code = entry.get("code")
+    if isinstance(code, str) and (slurms := _SLURMS_CODE.fullmatch(code)):
+        return -int(slurms["signal"]) or int(slurms["code"])
     return _whole(entry, "code")
 
 
