@@ -160,7 +160,7 @@ class Coordinator:
         if isinstance(body, Heartbeat):
             self._office.echoed(sender, body.beat)
             self._compare_clocks(sender, body)
-        if not self._office.hold_back(sender, body):
+        if not self._office.hold_back(sender, body, short=not self._board.may_decide):
             self._dispatch(node, body)
 
     def _compare_clocks(self, sender: str, heartbeat: Heartbeat) -> None:
@@ -278,6 +278,9 @@ class Coordinator:
                 pass
         board.look_for_lost(now)
         if not board.may_decide:
+            return
+        self._replay()  # what was held back while too few were in contact
+        if board.over:
             return
         if not board.training:
             self._startup.prepare(lambda task: self._post(self._node, PrepareData(task)))

@@ -1,7 +1,8 @@
 """Whether this coordinator may decide right now; while it may not, what it hears is held back.
 
-Two situations take the right to decide away for a while: it has just been elected and has not heard yet what
-runs where, or its process did not run for so long that somebody else may have been elected in the meantime.
+Three situations take the right to decide away for a while: it has just been elected and has not heard yet what
+runs where, its process did not run for so long that somebody else may have been elected in the meantime, or too few
+nodes are in contact.
 """
 
 from __future__ import annotations
@@ -80,9 +81,15 @@ class Office:
         """Whether a member has not spoken since the election."""
         return node in self._unheard
 
-    def hold_back(self, sender: str, body: Body) -> bool:
-        """Keep a message for later, if it asks for a decision that may not be made now."""
-        if self._stalled_at is None:
+    def hold_back(self, sender: str, body: Body, *, short: bool = False) -> bool:
+        """Keep a message for later, if it asks for a decision that may not be made now.
+
+        Parameters
+        ----------
+        short
+            Too few nodes are in contact to decide: nothing may be written, nothing begun.
+        """
+        if self._stalled_at is None and not short:
             # Just elected: what members tell of themselves is just what is waited for.
             if self._takeover_until is None or isinstance(body, Heartbeat | Join):
                 return False
