@@ -263,3 +263,11 @@ def test_a_closed_standard_input_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
         patch.setattr("sys.stdin", None)
         with pytest.raises(LogError, match="standard input: is closed"):
             open_log("-").__enter__()
+
+
+def test_a_sequence_that_is_not_read_is_refused_with_the_command_for_sequences(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "reports.json"
+    path.write_bytes("[]".encode("utf-16"))
+    assert f"{path} | unicron explain --sequence -" in run("--sequence", path).stderr

@@ -139,7 +139,7 @@ def judge_file(name: str, table: Table) -> Verdict:
     UnicronError
         For a file that cannot be read or holds something else.
     """
-    with open_log(name) as file:
+    with open_log(name, "unicron explain --sequence -") as file:
         text = file.read()
     where = "standard input" if name == "-" else name
     hint = 'write [{"t": 0.0, "rank": 1, "event": "silent"}, ...]'

@@ -41,8 +41,8 @@ class LogError(UnicronError):
 
 
 @contextmanager
-def open_log(name: str) -> Iterator[BinaryIO]:
-    """Open a log for reading, unpacked; `-` is standard input.
+def open_log(name: str, reader: str = "unicron explain -") -> Iterator[BinaryIO]:
+    """Open a log for reading, unpacked; `-` is standard input, and `reader` the command that reads that.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def open_log(name: str) -> Iterator[BinaryIO]:
             begins = file.peek(6)
             for magic, what, command in _OTHERS:
                 if magic.match(begins):
-                    hint = f"use: {command} {'FILE' if name == '-' else name} | unicron explain -"
+                    hint = f"use: {command} {'FILE' if name == '-' else name} | {reader}"
                     raise LogError(f"{what}, which is not read here", where=where, hint=hint)
             unpack = next((opener for magic, opener in _PACKED if begins.startswith(magic)), None)
             if unpack is None:
