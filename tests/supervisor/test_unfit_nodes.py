@@ -20,6 +20,7 @@ from unicron_hpc.supervisor.messages import (
     DataReady,
     Finish,
     Heartbeat,
+    JobSnapshot,
     Join,
     Noticed,
     Role,
@@ -33,22 +34,33 @@ NODES = ("n1", "n2", "n3")
 class Job:
     """Two active nodes and a spare; n1 coordinates. What is sent to agents is noted."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, nodes: tuple[str, ...] = NODES) -> None:
         self.folder = folder
+        self.nodes = nodes
         self.sent: list[tuple[str, Body]] = []
-        self.coordinator = Coordinator(
-            run_folder=folder,
-            node="n1",
-            settings=settings("slurm.nodes=2", "slurm.spares=1", run_dir=folder),
-            allocation=Allocation("17", NODES, 2, 1),
-            snapshot=None,
-            predecessor=None,
+        self.coordinator = self.coordinating("n1", None)
+        self.coordinator.start(1)
+
+    def coordinating(self, node: str, snapshot: JobSnapshot | None) -> Coordinator:
+        return Coordinator(
+            run_folder=self.folder,
+            node=node,
+            settings=settings("slurm.nodes=2", f"slurm.spares={len(self.nodes) - 2}", run_dir=self.folder),
+            allocation=Allocation("17", self.nodes, 2, 1),
+            snapshot=snapshot,
+            predecessor=snapshot.coordinator if snapshot else None,
             post=lambda node, body: self.sent.append((node, body)),
             forget=lambda node: None,
             learn=lambda addresses: None,
             witness=lambda absent: False,
         )
-        self.coordinator.start(1)
+
+    def succeed(self, node: str) -> None:
+        """The coordinator's node dies before training has begun."""
+        told = [body for to, body in self.sent if to == node and isinstance(body, JobSnapshot)]
+        self.coordinator.close()
+        self.coordinator = self.coordinating(node, told[-1])
+        self.coordinator.start(2)
 
     def join(self, node: str, *findings: Finding) -> None:
         noticed = tuple(Noticed(finding, Method.NODE_HEALTH, "seen", 1.0) for finding in findings)
@@ -173,6 +185,25 @@ def test_a_nodes_own_state_is_looked_at_again_when_another_is_lost(tmp_path: Pat
         assert [body.finding.error for body in told if isinstance(body, Noticed)] == [
             "run folder not writable"
         ]
+        job.coordinator.close()
+
+    within(work())
+
+
+def test_a_successor_before_the_start_knows_of_it_too(tmp_path: Path) -> None:
+    async def work() -> None:
+        job = Job(tmp_path, ("n1", "n2", "n3", "n4", "n5"))
+        for node in job.nodes:
+            job.join(node, *((GPU_MISSING,) if node == "n2" else ()))
+        job.succeed("n3")
+        for node in job.nodes[1:]:
+            job.join(node, *((GPU_MISSING,) if node == "n2" else ()))
+            job.join(node, *((GPU_MISSING,) if node == "n2" else ()))  # again, since it is warm now
+        job.coordinator.tick(time.monotonic())
+        job.coordinator.handle("n3", DataReady("tiny"))
+        job.coordinator.tick(time.monotonic())
+        assert await job.started() == {"n3", "n4"}
+        assert [event["node"] for event in job.events("agent_lost")] == ["n1", "n2"]
         job.coordinator.close()
 
     within(work())

@@ -99,6 +99,7 @@ class Coordinator:
         self._beat = 0
         self._clocks = Clocks()
         self._unfit: list[tuple[str, Noticed]] = []  # nodes that joined and cannot work
+        self._examined: set[str] = set()  # nodes whose findings have been taken in
         recovery = settings.recovery
         self._office = Office(self._board.members, recovery.node_timeout, recovery.startup_timeout)
         self._startup = Startup(
@@ -231,7 +232,10 @@ class Coordinator:
         for name, epoch, committed in join.commits:
             if name in board.tasks:
                 board.tasks[name].on_commit(epoch, committed)
-        for noticed in join.noticed if first else ():
+        # A predecessor that died before training began may have kept what it was told of unfit nodes to itself.
+        told = not first and (board.training or node.name in self._examined)
+        self._examined.add(node.name)
+        for noticed in () if told else join.noticed:
             if noticed.finding.severity is Severity.SEV1 and not board.training:
                 # Not yet: as long as few have joined, taking one out would leave too few.
                 self._unfit.append((node.name, noticed))

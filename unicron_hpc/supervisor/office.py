@@ -1,8 +1,8 @@
 """Whether this coordinator may decide right now; while it may not, what it hears is held back.
 
-Three situations take the right to decide away for a while: it has just been elected and has not heard yet what
-runs where, its process did not run for so long that somebody else may have been elected in the meantime, or too few
-nodes are in contact.
+Three situations take the right to decide away for a while: it has just been elected and has not heard yet
+what runs where, its process did not run for so long that somebody else may have been elected in the meantime,
+or too few nodes are in contact.
 """
 
 from __future__ import annotations
