@@ -232,7 +232,7 @@ class Coordinator:
         for name, epoch, committed in join.commits:
             if name in board.tasks:
                 board.tasks[name].on_commit(epoch, committed)
-        # A predecessor that died before training began may have kept what it was told of unfit nodes to itself.
+        # A predecessor that died before training began has kept what it was told of unfit nodes to itself.
         told = not first and (board.training or node.name in self._examined)
         self._examined.add(node.name)
         for noticed in () if told else join.noticed:
