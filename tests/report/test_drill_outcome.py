@@ -136,3 +136,25 @@ def test_a_run_that_was_ended_says_how_and_with_whose_words() -> None:
     assert (seen.state, seen.cause) == ("failed", "out of memory in rank 1\nTraceback")
     assert seen.action == "the run was ended"
     assert seen.recovered is None
+
+
+KINDS = (
+    "fault_detected",
+    "verdict",
+    "slow_node",
+    "agent_lost",
+    "plan_chosen",
+    "incident_closed",
+    "job_finished",
+)
+
+
+@pytest.mark.parametrize("junk", [None, 5, "x", [], {}])
+def test_events_of_another_version_or_damaged_ones_hide_nothing_of_the_others(junk: Any) -> None:
+    keys = ("node", "rank", "factor", "iteration", "state", "suspects", "ranks", "reason")
+    strange = [event(kind, MADE, **fields) for kind in KINDS for fields in ({}, dict.fromkeys(keys, junk))]
+    strange += [event("transition_finished", MADE, ranks=junk), event("transition_finished", MADE)]
+    events = [*strange, *BEFORE, *strange, fault(MADE + 0.02, "n2", 1), *HEALED]
+    seen = outcome(events, len(strange) + len(BEFORE), MADE)
+    assert ("n2", 1) in seen.named
+    assert (seen.recovered, seen.iteration) == (pytest.approx(0.3), 7)

@@ -126,7 +126,8 @@ def _is_over(drill: Watched, seen: Outcome) -> bool:
 
 
 def _committed_after(run_folder: Path, moment: float) -> bool:
-    later = [line for line in read_lines(run_folder / METRICS) if line["time"] > moment]
+    times = (line.get("time") for line in read_lines(run_folder / METRICS))
+    later = [when for when in times if isinstance(when, int | float) and when > moment]
     return len(later) >= _MORE_ITERATIONS
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from unicron_hpc.report.journal import NOT_AS_EXPECTED
 
 Event = Mapping[str, Any]
 
@@ -72,6 +75,8 @@ class Outcome:
         return asdict(self)
 
 
+#: What is needed of each rank of an epoch.
+_OF_RANK = ("task", "node", "slot", "rank", "pid")
 #: Reasons of `plan_chosen`, in words.
 _PLANS = {
     "spare": "a spare took its seats",
@@ -98,41 +103,42 @@ def outcome(events: Sequence[Event], since: int, injected: float) -> Outcome:
     plans: list[str] = []
     told: list[str] = []
     for event in events[since:]:
-        match event["type"]:
-            case "fault_detected":
-                if found.detected is None:
-                    found.detected = event["time"] - injected
-                    found.error, found.method, found.severity = _judged(event)
-                found.open_incident = True
-                if event["node"]:
-                    faults.append((event["node"], event["rank"]))
-                    if not verdicts:
+        with suppress(*NOT_AS_EXPECTED):
+            match event["type"]:
+                case "fault_detected":
+                    if found.detected is None:
+                        found.detected = event["time"] - injected
                         found.error, found.method, found.severity = _judged(event)
-            case "verdict":
-                found.error, found.severity = event["error"], event["severity"]
-                ranks = [
-                    (by_rank.get((event["task"], rank), ""), rank) for rank in event.get("suspects") or ()
-                ]
-                seen = {node for node, _ in ranks}
-                nodes = [(node, None) for node in event.get("nodes") or () if node not in seen]
-                verdicts[event["incident"]] = [*ranks, *nodes]
-            case "slow_node":
-                node = event["node"]
-                found.warned[node] = max(event["factor"], found.warned.get(node, 0.0))
-            case "agent_lost":
-                found.lost.append(event["node"])
-            case "drain_requested":
-                found.drained.append(event["node"])
-            case "plan_chosen":
-                plans.append(event["reason"])
-            case "action_chosen":
-                told.append(str(event["action"]))
-            case "incident_closed":
-                found.open_incident = False
-                found.recovered = event["time"] - injected
-                found.iteration = event["iteration"]
-            case "job_finished":
-                found.state, found.cause = event["state"], _cause(event)
+                    found.open_incident = True
+                    if event["node"]:
+                        faults.append((event["node"], event["rank"]))
+                        if not verdicts:
+                            found.error, found.method, found.severity = _judged(event)
+                case "verdict":
+                    found.error, found.severity = event["error"], event["severity"]
+                    ranks = [
+                        (by_rank.get((event["task"], rank), ""), rank) for rank in event.get("suspects") or ()
+                    ]
+                    seen = {node for node, _ in ranks}
+                    nodes = [(node, None) for node in event.get("nodes") or () if node not in seen]
+                    verdicts[event["incident"]] = [*ranks, *nodes]
+                case "slow_node":
+                    node = event["node"]
+                    found.warned[node] = max(event["factor"], found.warned.get(node, 0.0))
+                case "agent_lost":
+                    found.lost.append(event["node"])
+                case "drain_requested":
+                    found.drained.append(event["node"])
+                case "plan_chosen":
+                    plans.append(event["reason"])
+                case "action_chosen":
+                    told.append(str(event["action"]))
+                case "incident_closed":
+                    found.open_incident = False
+                    found.recovered = event["time"] - injected
+                    found.iteration = event["iteration"]
+                case "job_finished":
+                    found.state, found.cause = event["state"], _cause(event)
     for suspects in verdicts.values():
         found.named += suspects
     if not verdicts:
@@ -157,7 +163,11 @@ def _nodes_of_ranks(events: Iterable[Event]) -> dict[tuple[str, int], str]:
 
 def _ranks(events: Iterable[Event]) -> list[Event]:
     """The ranks of the last epochs in these events, of every task."""
-    by_task = {e["task"]: e["ranks"] for e in events if e["type"] == "transition_finished"}
+    by_task: dict[str, list[Event]] = {}
+    for event in events:
+        with suppress(*NOT_AS_EXPECTED):
+            if event["type"] == "transition_finished":
+                by_task[event["task"]] = [{key: rank[key] for key in _OF_RANK} for rank in event["ranks"]]
     return [rank for ranks in by_task.values() for rank in ranks]
 
 
