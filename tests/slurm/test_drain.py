@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -161,6 +163,24 @@ def test_whatever_slurm_does_training_is_not_disturbed(answer: Completed | Slurm
     result = ask(Scontrol(answer))
     assert not result.drained
     assert not result.refused
+
+
+@pytest.mark.parametrize("earlier", ["", "slow fan", 'fan "B"', "costs $5", "`rm`", "it's old", "a\\b"])
+def test_what_an_administrator_is_asked_to_run_is_one_command_whatever_was_written_before(
+    earlier: str,
+) -> None:
+    refusal = Completed((), "", "slurm_update error: Invalid user id\n", 1)
+    result = drain("c1", WORDS, NODES, job_id="12", run=Scontrol(refusal, reason=earlier))
+    words = shlex.split(result.message.partition("ask one to run: ")[2])
+    reason = f"{earlier}; {WORDS}" if earlier else WORDS
+    assert words == ["scontrol", "update", "NodeName=c1", "State=DRAIN", f"Reason={reason}"]
+    in_a_shell = subprocess.run(
+        ["sh", "-c", f"printf %s {result.message.partition('State=DRAIN ')[2]}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert in_a_shell.stdout == f"Reason={reason}"
 
 
 class TestTheReason:

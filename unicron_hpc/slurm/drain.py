@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -94,13 +95,18 @@ def drain(
         if any(word in said for word in _NO_RIGHTS):
             message = (
                 f"Slurm lets only an administrator drain {node} ({said}); "
-                f'ask one to run: scontrol update NodeName={node} State=DRAIN Reason="{reason}"'
+                f"ask one to run: scontrol update NodeName={node} State=DRAIN Reason={_quoted(reason)}"
             )
             return result(False, message, refused=True)
         if pause is None or not any(word in said for word in _TRY_AGAIN):
             break
         wait(pause)
     return result(False, f"Slurm did not drain {node}: {said}")
+
+
+def _quoted(reason: str) -> str:
+    """One word for a shell, whatever an administrator had written before ours."""
+    return shlex.quote(reason) if set(reason) & set('"$`\\!') else f'"{reason}"'
 
 
 def with_earlier(earlier: str, ours: str) -> str:
