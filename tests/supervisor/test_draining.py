@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -216,3 +217,22 @@ def test_who_must_act_is_told_though_no_request_can_be_left(
     assert result["message"].startswith("told so")
     assert "No space left" in result["message"]
     assert site.bad == {"n2": False}
+
+
+def test_a_file_server_that_hangs_holds_up_no_drain_and_nobodys_end(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back = threading.Event()
+    monkeypatch.setattr(draining, "FILE_LIMIT", 0.05, raising=False)
+    monkeypatch.setattr(bad_nodes, "add", lambda *_: back.wait(30.0))
+
+    async def work() -> None:
+        site.out("n2", ECC)
+        await site.drains.wait(2.0)
+
+    within(work())  # whose end waits for the threads of the loop's own pool
+    assert not back.is_set()
+    back.set()
+    assert site.given_back == ["n2"]
+    (warned,) = site.events("node_warning")
+    assert "no answer within 0.05 s" in warned["evidence"]

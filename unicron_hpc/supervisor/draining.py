@@ -20,10 +20,14 @@ from unicron_hpc.report.journal import Journal
 from unicron_hpc.slurm import bad_nodes, drain_reasons, drain_request, giving_back, job_end
 from unicron_hpc.slurm.drain import DrainResult, drain
 from unicron_hpc.supervisor.allocation import Allocation
+from unicron_hpc.supervisor.in_time import in_time
 from unicron_hpc.supervisor.incident import Evidence
 from unicron_hpc.supervisor.messages import OwedDrain
 
 log = logging.getLogger(__name__)
+
+#: How long a file may take to be written, in seconds; longer than `bad_nodes.PATIENCE`.
+FILE_LIMIT = 10.0
 
 
 class Drains:
@@ -174,11 +178,13 @@ class Drains:
             message, request = result.message, ""
             if result.refused:
                 try:
-                    path = await asyncio.to_thread(drain_request.leave, self._run_folder, node, job, kind)
+                    path = await in_time(
+                        lambda: drain_request.leave(self._run_folder, node, job, kind), FILE_LIMIT
+                    )
                     request = str(path)
                     message = f"{message}; the request is in {path}"
                 except OSError as error:
-                    message = f"{message}; no request could be left: {error.strerror}"
+                    message = f"{message}; no request could be left: {_why(error)}"
             log.info("drain of %s: %s (%s)", node, result.drained, message)
             self._journal.write(
                 "drain_result", epoch, node=node, drained=result.drained, message=message, request=request
@@ -186,14 +192,14 @@ class Drains:
         drained = result is not None and result.drained
         entry = bad_nodes.BadNode(node, evidence.time, kind, job, drained)
         try:
-            await asyncio.to_thread(bad_nodes.add, self._run_folder.parent, entry)
+            await in_time(lambda: bad_nodes.add(self._run_folder.parent, entry), FILE_LIMIT)
         except OSError as error:
             self._journal.write(
                 "node_warning",
                 epoch,
                 node=node,
                 error="later jobs will not leave it out",
-                evidence=f"{self._run_folder.parent / bad_nodes.FILE} cannot be written: {error.strerror}",
+                evidence=f"{self._run_folder.parent / bad_nodes.FILE} cannot be written: {_why(error)}",
             )
         if drained:
             given, words = await asyncio.to_thread(giving_back.give_back, job, node)
@@ -202,3 +208,7 @@ class Drains:
     def _withheld(self, node: str, why: str, epoch: int) -> None:
         log.info("%s is not drained: %s", node, why)
         self._journal.write("drain_withheld", epoch, node=node, reason=why)
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or f"no answer within {FILE_LIMIT:g} s"
