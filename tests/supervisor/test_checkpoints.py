@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from unicron_hpc.config import TaskSettings
 from unicron_hpc.planner.layout import Layout, Replica, Seat, Stage
 from unicron_hpc.report.journal import EVENTS, Journal, read_lines
 from unicron_hpc.runtime.manifest import describe_file, partial_name, read_manifest, verify
+from unicron_hpc.supervisor import checkpoints
 from unicron_hpc.supervisor.checkpoints import Checkpoints
 from unicron_hpc.supervisor.rank_messages import CheckpointPart, FinishCheckpoint, RankAddress, ToRank
 
@@ -234,3 +236,26 @@ def test_a_task_that_never_saved_has_nothing_to_go_back_to(tmp_path: Path) -> No
         assert not task.checkpoints.saved(1)
 
     within(work())
+
+
+def test_a_search_that_a_file_server_never_answers_does_not_keep_the_agent_from_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, back = threading.Event(), threading.Event()
+    waited_for: list[str] = []
+
+    def hangs(folder: Path) -> None:
+        began.set()
+        waited_for.extend(["its end"] if not back.wait(30.0) else [])
+
+    monkeypatch.setattr(checkpoints, "newest_whole", hangs)
+
+    async def work() -> None:
+        search = asyncio.create_task(Task(tmp_path).checkpoints.find_newest(EPOCH))
+        while not began.is_set():
+            await asyncio.sleep(0)
+        search.cancel()
+
+    within(work())
+    back.set()
+    assert not waited_for

@@ -19,6 +19,7 @@ from unicron_hpc.runtime.manifest import (
     write_manifest,
 )
 from unicron_hpc.runtime.saved_model import common_of
+from unicron_hpc.supervisor.in_time import in_time
 from unicron_hpc.supervisor.rank_messages import CheckpointPart, FinishCheckpoint, RankAddress, ToRank
 
 log = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class Checkpoints:
 
     async def find_newest(self, epoch: int) -> Found | None:
         """The newest whole checkpoint; each one that is passed over is named in the journal."""
-        found, skipped = await asyncio.to_thread(newest_whole, self._task.checkpoint.dir)
+        found, skipped = await in_time(lambda: newest_whole(self._task.checkpoint.dir), None)
         for path, why in skipped:
             log.warning("checkpoint %s skipped: %s", path, why)
             self._journal.write("checkpoint_skipped", epoch, task=self._task.name, path=str(path), reason=why)

@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def in_time(work: Callable[[], T], seconds: float) -> T:
+async def in_time(work: Callable[[], T], seconds: float | None) -> T:
     """Run a blocking call in a thread of its own.
 
     A thread that never comes back is left behind: it holds up neither other calls nor the end of the process,
@@ -21,7 +21,7 @@ async def in_time(work: Callable[[], T], seconds: float) -> T:
     work
         What to call.
     seconds
-        How long it is waited for.
+        How long it is waited for; None for as long as it takes, or until the waiting is cancelled.
 
     Raises
     ------
