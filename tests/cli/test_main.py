@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -40,3 +41,21 @@ def test_a_sub_command_is_imported_only_when_it_is_used() -> None:
 def test_an_unknown_sub_command_is_an_error() -> None:
     assert CliRunner().invoke(main, ["frobnicate"]).exit_code == 2
     assert isinstance(main, LazyGroup)
+
+
+def test_a_terminal_that_has_not_every_character_gets_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "train.yaml").touch()
+    warned = {"time": 1.0, "type": "node_warning", "epoch": 1, "node": "n1", "error": "x"}
+    event = json.dumps({**warned, "evidence": "\u2192 w\u00e4rm"}) + "\n"
+    (tmp_path / "events.jsonl").write_text(event)
+    for words in (["events"], ["status"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "unicron_hpc.cli.main", *words, f"{tmp_path}/"],
+            env={"PYTHONPATH": str(_REPOSITORY), "PYTHONIOENCODING": "iso-8859-1", "PATH": "/nowhere"},
+            capture_output=True,
+            text=True,
+            encoding="iso-8859-1",
+            timeout=60,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert words == ["status"] or done.stdout.endswith("n1: x: \\u2192 w\u00e4rm\n")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
+import sys
 from collections.abc import Mapping
 
 import click
@@ -47,6 +49,10 @@ class LazyGroup(click.Group):
 @click.version_option(__version__, prog_name="unicron")
 def main() -> None:
     """Look at jobs that unicron-sbatch submitted, and plan new ones."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Ranks and users write in any language, also for a terminal that does not have their characters.
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":
