@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from unicron_hpc.cli import following
-from unicron_hpc.cli.following import NO_END, QUIET
+from unicron_hpc.cli.following import NO_END, QUIET, SETTLES
 from unicron_hpc.cli.standing import Standing
 from unicron_hpc.report.journal import EVENTS, METRICS
 
@@ -22,6 +22,7 @@ RUNS = Standing("RUNNING")
 KILLED = Standing("CANCELLED", True, "Slurm has job 7 as CANCELLED")
 
 
+ENDING = Standing("COMPLETING", words="Slurm has job 7 as COMPLETING")
 QUEUED = Standing("PENDING", words="Slurm has job 7 as PENDING (BeginTime): it waits")
 
 
@@ -53,7 +54,8 @@ class Scene:
             self.folder,
             lambda one: self.told.append(one["type"]),
             self.said.append,
-            ask=self._ask,
+            ask=lambda folder: self._ask(folder),
+            ask_ended=lambda folder: self._ask(folder),
             wait=self._wait,
             clock=lambda: self.now,
         )
@@ -98,7 +100,7 @@ class TestFollowing:
 
     def test_goes_on_when_slurm_has_put_the_cancelled_job_back_into_its_queue(self, scene: Scene) -> None:
         scene.append(event("job_finished", state="cancelled"))
-        scene.answers = [QUEUED, RUNS]
+        scene.answers = [RUNS, ENDING, QUEUED, RUNS]
         scene.later[25.0] = lambda: scene.append(event("job_started"))
         scene.later[40.0] = lambda: scene.append(event("job_finished"))
         assert scene.follow() == 0
@@ -107,11 +109,25 @@ class TestFollowing:
 
     def test_ends_with_a_cancelled_job_that_is_not_queued_again(self, scene: Scene) -> None:
         scene.append(event("job_finished", state="cancelled"))
-        for answer in (KILLED, RUNS, Standing("", words="no answer within 10 s")):
-            scene.answers = [answer]
+        for answers in ([KILLED], [RUNS, ENDING, KILLED], [Standing("", words="no answer within 10 s")]):
+            scene.answers = answers
             assert scene.follow() == 0
         assert scene.said == []
-        assert len(scene.asked) == 3
+        assert len(scene.asked) == 5
+
+    def test_does_not_wait_for_ever_for_a_job_that_does_not_go(self, scene: Scene) -> None:
+        scene.append(event("job_finished", state="failed"))
+        scene.answers = [ENDING]
+        assert scene.follow() == 0
+        assert scene.now > SETTLES
+
+    def test_goes_on_with_a_job_that_started_again_while_slurm_was_asked(self, scene: Scene) -> None:
+        scene.append(event("job_finished", state="cancelled"))
+        scene.answers = [ENDING, RUNS]
+        scene.later[1.0] = lambda: scene.append(event("job_started"))
+        scene.later[9.0 + SETTLES] = lambda: scene.append(event("job_finished"))
+        assert scene.follow() == 0
+        assert scene.told[-2:] == ["job_started", "job_finished"]
 
     def test_ends_when_the_queued_job_is_cancelled_before_it_starts_again(self, scene: Scene) -> None:
         scene.append(event("job_finished", state="cancelled"))

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from unicron_hpc.cli import standing as room
 from unicron_hpc.cli.main import main
-from unicron_hpc.cli.standing import Standing, standing
+from unicron_hpc.cli.standing import Standing, after_end, standing
 from unicron_hpc.errors import SlurmError
 from unicron_hpc.slurm import queries
 from unicron_hpc.slurm.parsing import JobRecord
@@ -178,8 +178,20 @@ class TestAJobOnSlurm:
         slurm.has("FAILED")
         assert standing(run_folder) == Standing("FAILED", True, "the job has failed: why")
 
+    def test_whose_journal_has_ended_is_over_when_slurm_says_so(self, run_folder: Path, slurm: Slurm) -> None:
+        summary(run_folder, "failed", 1)
+        for state in ("COMPLETING", "PENDING", "FAILED"):
+            slurm.has(state)
+            found = after_end(run_folder)
+            assert (found.state, found.over, found.again) == (state, state == "FAILED", state == "PENDING")
+        (run_folder / "allocation.json").unlink()
+        assert after_end(run_folder) == Standing("")
+
 
 class TestARunOnThisMachine:
+    def test_is_over_when_its_journal_has_ended(self, local_folder: Path) -> None:
+        assert after_end(local_folder).over
+
     def test_runs_while_one_of_its_agents_lives(
         self, local_folder: Path, agent: subprocess.Popen[bytes]
     ) -> None:

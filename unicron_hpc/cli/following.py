@@ -9,17 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from unicron_hpc.cli.standing import Standing, standing
+from unicron_hpc.cli.standing import Standing, after_end, standing
 from unicron_hpc.report.journal import EVENTS, METRICS, Tail
 
 #: Exit code when the run is over and its journal has no end.
 NO_END = 3
+_NOBODY = "The journal has no end: nobody was left to write it"
 #: Time between two looks at the journal, in seconds.
 _LOOK = 0.5
 #: After how many seconds without a word it is asked whether the run goes on, and the longest time between
 #: two such questions: training is silent for as long as all goes well.
 QUIET, _SELDOM = 10.0, 60.0
-_ENDS = ("job_started", "job_finished")
+#: Longest time, in seconds, that Slurm is asked what becomes of a job whose journal has ended: it does not
+#: say before the batch script is gone, which has `KillWait` to go.
+SETTLES = 120.0
 
 
 def follow(
@@ -28,6 +31,7 @@ def follow(
     say: Callable[[str], None],
     *,
     ask: Callable[[Path], Standing] = standing,
+    ask_ended: Callable[[Path], Standing] = after_end,
     wait: Callable[[float], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
@@ -39,8 +43,9 @@ def follow(
         Takes each event.
     say
         Takes what the reader must know besides: a sentence for each state, once.
-    ask, wait, clock
-        How the run stands when it is quiet; how time is waited; a monotonic clock.
+    ask, ask_ended, wait, clock
+        How the run stands when it is quiet, and when its journal has ended; how time is waited; a monotonic
+        clock.
 
     Returns
     -------
@@ -50,27 +55,27 @@ def follow(
     tail, silence = Tail(run_folder / EVENTS), _Silence(run_folder, clock)
     said: set[str] = set()
     end: dict[str, Any] | None = None
+    queued, settles = False, 0.0
     over: Standing | None = None
     while True:
-        news = False
         for event in tail.events():
             tell(event)
             # A job that Slurm puts back into its queue goes on in the same journal.
-            if event["type"] in _ENDS:
-                news, end = True, event if event["type"] == "job_finished" else None
-        if news and end is not None:
-            found = ask(run_folder) if end.get("state") != "finished" else None
-            if found is None or not found.again:
+            if event["type"] in ("job_started", "job_finished"):
+                end = event if event["type"] == "job_finished" else None
+                queued, settles = False, clock() + SETTLES
+        if end is not None and not queued:
+            found = ask_ended(run_folder) if end.get("state") != "finished" else Standing("", True)
+            if found.over or not found.state or clock() > settles:
                 return 0
-            said.add(found.state)
-            say(f"{found.words}; following on")
-        if over is not None and end is not None:
-            say(over.words)
-            return 0
-        if over is not None:
-            say(f"{over.words}. The journal has no end: nobody was left to write it")
-            return NO_END
-        if silence.is_long():
+            if found.again:
+                queued = True
+                said.add(found.state)
+                say(f"{found.words}; following on")
+        elif over is not None:
+            say(over.words if end is not None else f"{over.words}. {_NOBODY}")
+            return NO_END if end is None else 0
+        elif silence.is_long():
             found = ask(run_folder)
             over = found if found.over else None
             if not found.over and found.words and found.state not in said:

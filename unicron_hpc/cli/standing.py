@@ -62,6 +62,15 @@ def standing(run_folder: Path) -> Standing:
     return in_slurm(allocation.job_id) if allocation.on_slurm else _on_this_machine(run_folder)
 
 
+def after_end(run_folder: Path) -> Standing:
+    """How a run stands whose journal has ended: Slurm may put its job back into the queue; never raises."""
+    try:
+        allocation = read_allocation(run_folder)
+    except UnicronError:
+        return Standing("")
+    return in_slurm(allocation.job_id) if allocation.on_slurm else Standing("", True)
+
+
 def put_back(job_id: str) -> Standing | None:
     """How an ended job stands that Slurm has put back into its queue; None for any other."""
     found = in_slurm(job_id)
