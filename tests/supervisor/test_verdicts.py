@@ -108,3 +108,18 @@ def test_sequences_from_the_field_have_their_suspects(tmp_path: Path) -> None:
     silent = [{"t": 0.0, "rank": 5, "event": "silent"}, {"t": 600.0, "rank": 1, "event": "nccl_timeout"}]
     verdict = Court(tmp_path).hear(*(from_field(entry) for entry in silent))
     assert verdict["nodes"] == ["n5"]
+
+
+ILLEGAL = explain_exception("RuntimeError: CUDA error: an illegal memory access was encountered")
+
+
+def test_a_rank_that_failed_on_one_node_is_not_named_on_the_node_that_took_its_seat(tmp_path: Path) -> None:
+    verdict = Court(tmp_path).hear(seen(ILLEGAL, 1, "n2", 1.0, Method.EXCEPTION), seen(KILLED, 1, "n4", 5.0))
+    assert (verdict["error"], verdict["suspects"], verdict["nodes"]) == ("illegal memory access", [1], ["n2"])
+
+
+def test_a_rank_that_only_complained_on_one_node_is_named_on_the_one_where_it_failed(tmp_path: Path) -> None:
+    verdict = Court(tmp_path).hear(
+        seen(BROKEN, 1, "n2", 1.0, Method.EXCEPTION), seen(ILLEGAL, 1, "n4", 5.0, Method.EXCEPTION)
+    )
+    assert (verdict["suspects"], verdict["nodes"]) == ([1], ["n4"])

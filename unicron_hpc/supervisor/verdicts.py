@@ -53,6 +53,10 @@ class Verdicts:
         # nobody is accused for having nothing to complain of.
         killed = {e.node for e in incident.evidence if e.finding.error == KILLED}
         verdict = judge([report_of(e, killed) for e in incident.evidence], Structure(nodes=nodes))
+        cause = verdict.cause
+        if cause is not None and cause.rank is not None and cause.node:
+            # Where it was then: another node may have taken its seat since.
+            nodes[cause.rank] = cause.node
         guilty = guilty_nodes(verdict, nodes)
         error = "" if verdict.finding is None else verdict.finding.error
         core = (verdict.suspects, guilty, error)
