@@ -107,6 +107,22 @@ class TestTheList:
             bad_nodes.add(tmp_path, lost("n4"))
         assert set(bad_nodes.read(tmp_path)) == {lost("n3"), lost("n4")}
 
+    def test_is_not_written_while_another_job_writes_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bad_nodes.add(tmp_path, lost("n3"))
+        held = (tmp_path / f".{bad_nodes.FILE}.lock").open("w")
+        fcntl.flock(held, fcntl.LOCK_EX)
+
+        def other_job_goes_on(seconds: float) -> None:
+            assert bad_nodes.read(tmp_path) == (lost("n3"),)
+            held.close()
+
+        monkeypatch.setattr("time.sleep", other_job_goes_on)
+        bad_nodes.add(tmp_path, lost("n4"))
+        assert held.closed
+        assert set(bad_nodes.read(tmp_path)) == {lost("n3"), lost("n4")}
+
 
 class TestStillBad:
     def bad(self, entry: BadNode, record: NodeRecord | None, now: float = 200.0) -> bool:
