@@ -96,3 +96,39 @@ def test_nobody_is_asked_who_is_heard_of() -> None:
             assert watch.probes._asked == {}
 
     within(work())
+
+
+def test_one_is_asked_once_in_half_of_the_time_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    async def work() -> None:
+        watch = Watch("tcp://127.0.0.1:1")
+
+        async def connect(node: str, address: str) -> None:
+            asked.append(watch.now - HEARD)
+
+        monkeypatch.setattr(watch.probes, "_connect", connect)
+        for step in range(1, 17):
+            await watch.look(step / 4)
+
+    within(work())
+    assert asked == [1.25, 2.25, 3.25]
+
+
+def test_one_is_not_asked_again_while_an_answer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        probes = Probes(TIMEOUT)
+        asked: list[str] = []
+
+        async def connect(node: str, address: str) -> None:
+            asked.append(node)
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(probes, "_connect", connect)
+        for silent in (1.25, 2.5, 3.75):
+            probes.look("n4", "tcp://127.0.0.1:1", HEARD, HEARD + silent)
+            await asyncio.sleep(0)
+        assert asked == ["n4"]
+        probes.close()
+
+    within(work())

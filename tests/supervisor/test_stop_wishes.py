@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 
 import pytest
@@ -70,3 +71,18 @@ def test_an_agent_that_comes_to_coordinate_knows_what_was_asked() -> None:
 def test_all_signals_of_an_end_are_listened_to() -> None:
     numbers = Agent("B:USR2@60").wishes.numbers
     assert {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2} <= numbers
+
+
+def test_an_agent_that_nobody_tells_to_end_does_so_a_little_after_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work() -> None:
+        agent, due = Agent("B:USR2@300", coordinates=False), list[tuple[float, int]]()
+        monkeypatch.setattr(
+            asyncio.get_running_loop(), "call_later", lambda when, end, code: due.append((when, code))
+        )
+        agent.wishes.take(signal.SIGUSR1)
+        monkeypatch.undo()
+        assert due == [(300, 128 + signal.SIGUSR1)]
+
+    within(work())
