@@ -384,3 +384,15 @@ def test_no_field_of_an_event_keeps_the_commands_from_telling_the_rest(
             file.write(json.dumps({**event, key: junk}) + "\n")
     done = CliRunner().invoke(main, [*words, str(run_folder)])
     assert done.exit_code == 0, done.output
+
+
+def test_status_has_each_rank_on_its_node_and_says_what_every_node_is_for() -> None:
+    def shown(events: Sequence[dict[str, Any]]) -> dict[str, tuple[str, list[int]]]:
+        nodes = status_of(events, [])["nodes"]
+        return {node["name"]: (node["role"], [rank["rank"] for rank in node["ranks"]]) for node in nodes}
+
+    lost = next(k for k, event in enumerate(RUN) if event["type"] == "agent_lost")
+    train = {"n1": ("active", [0]), "n2": ("active", [1]), "n3": ("active", [2])}
+    assert shown(RUN[:lost]) == {**train, "n4": ("active", [3]), "n5": ("spare", [])}
+    assert shown(RUN[: lost + 1]) == {**train, "n4": ("lost", []), "n5": ("spare", [])}
+    assert shown(RUN) == {**train, "n4": ("lost", []), "n5": ("active", [3])}
