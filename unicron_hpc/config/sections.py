@@ -209,7 +209,7 @@ class RecoverySettings(Frozen):
     max_restarts_per_rank: Count = 3
     """Restarts of one rank without a committed iteration in between after which its node is bad."""
     max_retries: CountOrZero = 2
-    """Attempts in place before an incident is raised one level."""
+    """Attempts in place at the same error before it takes a new process."""
     max_faults_per_node: Count = 3
     """Incidents within `fault_window` in which processes of one node alone may fail; after that it is bad."""
     fault_window: Positive = 3600.0

@@ -175,7 +175,7 @@ RULES: Sequence[Rule] = (
         "SEV2 has failed, the next level is the node; whether it was the node shows when another takes over",
         Severity.SEV1,
         lambda c, b: (
-            (c.level is Severity.SEV2 or c.repeats > b.max_retries) and c.restarts > b.max_restarts_per_rank
+            (c.level is Severity.SEV2 or c.repeats >= b.max_retries) and c.restarts > b.max_restarts_per_rank
         ),
     ),
     Rule(
@@ -197,11 +197,11 @@ RULES: Sequence[Rule] = (
     ),
     Rule(
         "again in place does not help",
-        "the same rank reported the same error more than `max_retries` times in one incident",
+        "the same rank reports the same error after `max_retries` attempts in one incident",
         Action.RESTART,
         "SEV3 has failed, the next level is the process",
         Severity.SEV2,
-        lambda c, b: c.repeats > b.max_retries,
+        lambda c, b: c.repeats >= b.max_retries,
     ),
     Rule(
         "again in place",
