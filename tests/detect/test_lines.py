@@ -155,3 +155,40 @@ def test_a_cause_that_comes_late_in_a_mixed_log_is_told_from_the_complaints_befo
     assert story.first_cause is not None
     assert (story.findings[story.first_cause].rank, verdict(story)) == (3, "SEV2 process")
     assert len(story.consequences) == len(story.findings) - 1
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "    ",
+        "(main_task pid=4129158) ",
+        "(Worker_DP0 pid=5609, ip=10.0.0.7) ERROR 06-04 12:45:50 [v1/executor/multiproc_executor.py:932] ",
+        "2025-05-22 03:33:36,123 [ERROR] [trainer.py:88:fit] ",
+        "2025-05-22 03:33:36 - [ERROR] - An error occurred during training: ",
+    ],
+)
+def test_an_exception_behind_what_a_logger_puts_before_it_is_told(before: str) -> None:
+    (finding,) = told(run=f"{before}ValueError: heads must be divisible by the tensor parallel size").findings
+    assert finding.rule.severity == "PROGRAM"
+    assert finding.text.startswith("ValueError")
+
+
+def test_the_sentence_in_which_a_program_tells_why_it_ended_is_read_as_an_exception() -> None:
+    text = "[ERROR] - An error occurred during training: World size 2 must be divisible by 3."
+    assert verdict(told(run=text)) == "PROGRAM program"
+
+
+def test_an_error_of_a_step_that_is_tried_again_is_no_failure() -> None:
+    assert told(run="error occurred during training: server busy, retrying in 5 s").findings == ()
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(101, "PROGRAM program"), (802, "SEV1 node"), (803, "SEV2 node"), (804, "PROGRAM program")],
+)
+def test_the_number_that_cuda_gives_decides_before_the_words_around_it(number: int, expected: str) -> None:
+    words = {101: "invalid device ordinal", 802: "system not yet initialized"}
+    words |= {803: "system has unsupported display driver / cuda driver combination"}
+    words |= {804: "forward compatibility was attempted on non supported HW"}
+    text = f"RuntimeError: Unexpected error from cudaGetDeviceCount(). Error {number}: {words[number]}"
+    assert verdict(told(run=text)) == expected

@@ -33,7 +33,10 @@ _IGNORED = re.compile(
 #: Lines from there to the head of its traceback.
 _TO_HEAD = 3
 #: Lines with one of these are worth a closer look, whatever the rows say.
-_TELLING = (b"Traceback (most", b"NVRM", b"Exception", b"Error", b"--- Logging error", b"WON'T CONVERT")
+_TELLING = (
+    b"Traceback (most", b"NVRM", b"Exception", b"Error", b"error occurred",
+    b"--- Logging error", b"WON'T CONVERT",
+)  # fmt: skip
 #: Lines back to look for a time, when a line has none.
 _BACK = 200
 
@@ -41,6 +44,19 @@ _BACK = 200
 #: Lustre's kernel modules begin their lines with what looks like one.
 _EXCEPTION = re.compile(
     rf"(?!L(?:ustre|Net)Error:)(?:[a-z_][\w.]*\.)?{EXCEPTION_NAME.pattern}(?::|$)", re.ASCII
+)
+#: What Ray and Python's loggers put before an exception that stands alone, and how far it may be indented.
+_BEFORE = re.compile(
+    r"(?:\((?:[^()]{1,80} )?pid=\d+[^()]{0,60}\) ?|\[?[\w./-]{1,200}\.py:\d{1,6}(?::[\w<>.]{1,80})?\]?:? ?"
+    r"|\[?(?:ERROR|CRITICAL|FATAL)\]?:? ?(?:\d\d-\d\d \d\d:\d\d:\d\d ?)?)*\s{0,8}",
+    re.ASCII,
+)
+#: How a program tells of the exception that ended its work, in a sentence of its own.
+_TOLD = re.compile(
+    r"\b(?:error|exception) (?:occurred |raised |caught )?(?:during|while|in) (?:the )?"
+    r"(?:\w+ ){0,2}(?:(?:pre)?train(?:ing)?|fine-?tuning|main|run|epoch)\b[^:]{0,40}: (?=\S)"
+    r"(?!.*(?:retry|skipp|ignor|continu))",
+    re.ASCII | re.IGNORECASE,
 )
 #: NCCL tells of normal ends in the words of errors; frames of a C++ stack name functions, not errors; urllib3
 #: and the Hugging Face hub try again or do without, as do TensorFlow without a library, torch with another
@@ -205,14 +221,15 @@ class LogScan:
     def _message(self, whole: str, line: Line, number: int) -> None:
         """A line that stands for itself, or ends a record of the kernel."""
         text = self._kernel.assemble(line.text) if "NVRM" in line.text else line.text
-        raised = _EXCEPTION.match(text) is not None
+        shown = whole if text is line.text else text
+        text, raised = _alone(text)
         row = self.table.find(text, exception=raised) or (_UNKNOWN if raised else None)
         if row is None:
             return
         if row.name == _TORCHRUN:
             self._report = TorchrunReport(number, whole)
             return
-        self._add(row, whole if text is line.text else text, text, line, number)
+        self._add(row, shown, text, line, number)
 
     def _reported(self, line: Line) -> None:
         """torchrun has named the rank that failed first."""
@@ -333,3 +350,14 @@ class LogScan:
         if time is not None:
             self._stamp = time
         return self._stamp
+
+
+def _alone(text: str) -> tuple[str, bool]:
+    """The exception that a line outside a traceback tells of; else the line, and false."""
+    if _EXCEPTION.match(text):
+        return text, True
+    if (before := _BEFORE.match(text)) and _EXCEPTION.match(text, before.end()):
+        return text[before.end() :], True
+    if told := _TOLD.search(text):
+        return text[told.end() :], True
+    return text, False

@@ -82,7 +82,9 @@ _TITLES = {
     "slurm": "Slurm",
     "host": "The node's kernel",
     "network": "NCCL, gloo, stores and sockets",
-    "program": "The program and its files",
+    "files": "Files, memory and limits of the process",
+    "exits": "How processes ended",
+    "program": "The program",
 }
 
 

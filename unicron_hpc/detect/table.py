@@ -16,8 +16,9 @@ import msgspec
 from unicron_hpc.detect.literals import required_words
 from unicron_hpc.detect.rule import Rule, Scope
 
-#: The families in the order of judgement: who names the broken part goes before who only lost a peer.
-FAMILIES = ("xid", "gpu", "slurm", "host", "network", "program")
+#: The families in the order of judgement: who names the broken part goes before who only lost a peer, and
+#: words that are common in the text of any exception come last.
+FAMILIES = ("xid", "gpu", "slurm", "host", "network", "files", "exits", "program")
 
 #: Longest text that is looked at, in characters.
 LONGEST = 4096
