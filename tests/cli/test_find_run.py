@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from unicron_hpc.cli.find_run import find_run_folder
+from unicron_hpc.cli.find_run import find_run_folder, job_of
 from unicron_hpc.errors import ConfigError
 from unicron_hpc.slurm import commands
 from unicron_hpc.slurm.commands import Completed
@@ -66,3 +66,17 @@ def test_slurm_is_asked_where_the_output_of_a_job_elsewhere_lies(
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(commands, "run", scontrol)
     assert find_run_folder(job, None) == folder
+
+
+@pytest.mark.parametrize(
+    ("name", "job"),
+    [
+        ("gpt-tiny-4711", "4711"),
+        ("gpt-100_3", "100_3"),
+        ("gpt-local-20261130-190000-4711", "local-20261130-190000-4711"),
+        ("gpt-tiny", ""),
+        ("4711", ""),
+    ],
+)
+def test_a_run_folder_is_named_after_its_job(name: str, job: str) -> None:
+    assert job_of(Path(name)) == job

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from click.testing import CliRunner
 
 from unicron_hpc.cli.main import COMMANDS, LazyGroup, main
+from unicron_hpc.report.telling import moment
 
 _REPOSITORY = Path(__file__).parents[2]
 
@@ -59,3 +61,28 @@ def test_a_terminal_that_has_not_every_character_gets_the_rest(tmp_path: Path) -
         )
         assert (done.returncode, done.stderr) == (0, "")
         assert words == ["status"] or done.stdout.endswith("n1: x: \\u2192 w\u00e4rm\n")
+
+
+def test_events_of_other_days_have_their_dates(tmp_path: Path) -> None:
+    (tmp_path / "train.yaml").touch()
+    noon = time.mktime((2026, 3, 1, 12, 0, 0, 0, 0, -1))
+    times = [noon, noon + 1, noon + 86400, time.time()]
+    lines = [
+        json.dumps({"time": when, "type": "plans_ready", "epoch": 1, "plans": 1, "seconds": 1})
+        for when in times
+    ]
+    (tmp_path / "events.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    told = CliRunner().invoke(main, ["events", str(tmp_path)]).output.splitlines()
+    today = time.strftime("%Y-%m-%d")
+    assert [line for line in told if line.startswith("20")] == ["2026-03-01", "2026-03-02", today]
+    assert [told.index(day) for day in ("2026-03-01", "2026-03-02", today)] == [0, 3, 5]
+    as_json = CliRunner().invoke(main, ["events", "--json", str(tmp_path)]).output.splitlines()
+    assert [json.loads(line)["time"] for line in as_json] == times
+    (tmp_path / "events.jsonl").write_text(f"{lines[-1]}\n")
+    assert len(CliRunner().invoke(main, ["events", str(tmp_path)]).output.splitlines()) == 1
+
+
+def test_a_moment_has_its_day_unless_that_is_today() -> None:
+    assert moment(time.mktime((2026, 3, 1, 7, 5, 9, 0, 0, -1))) == "2026-03-01 07:05:09"
+    now = time.time()
+    assert moment(now) == time.strftime("%H:%M:%S", time.localtime(now))

@@ -16,7 +16,10 @@ from click.testing import CliRunner
 from unicron_hpc.cli import standing as room
 from unicron_hpc.cli.main import main
 from unicron_hpc.cli.standing import Standing, after_end, standing
+from unicron_hpc.cli.status import ask_others
 from unicron_hpc.errors import SlurmError
+from unicron_hpc.report.journal import EVENTS
+from unicron_hpc.report.status import read_status
 from unicron_hpc.slurm import queries
 from unicron_hpc.slurm.parsing import JobRecord
 from unicron_hpc.slurm.states import parse_job_state
@@ -189,6 +192,14 @@ class TestAJobOnSlurm:
 
 
 class TestARunOnThisMachine:
+    def test_that_has_not_begun_is_nothing_that_slurm_knows(self, local_folder: Path, slurm: Slurm) -> None:
+        """The number at the end of its name is a process's."""
+        for name in ("allocation.json", EVENTS):
+            (local_folder / name).unlink()
+        assert standing(local_folder) == Standing("")
+        assert ask_others(read_status(local_folder))["job_id"] == "local-1-2"
+        assert slurm.asked == []
+
     def test_is_over_when_its_journal_has_ended(self, local_folder: Path) -> None:
         assert after_end(local_folder).over
 

@@ -18,7 +18,7 @@ from unicron_hpc.report.journal import EVENTS, read_events
 from unicron_hpc.report.plain import plain
 from unicron_hpc.report.sentences import sentence
 from unicron_hpc.report.story import incidents_of
-from unicron_hpc.report.telling import incident_lines
+from unicron_hpc.report.telling import day_of, incident_lines
 
 
 @click.command("events")
@@ -35,6 +35,8 @@ from unicron_hpc.report.telling import incident_lines
 def command(job: str, as_json: bool, incidents: bool, follow: bool, run_dir: Path | None) -> None:
     """Show what happened in JOB (a job id, or a run folder), oldest first: time, [epoch], event.
 
+    A line with the date stands before events of another day than today, or than those before.
+
     \b
       unicron events 4711
       unicron events --follow 4711
@@ -47,8 +49,17 @@ def command(job: str, as_json: bool, incidents: bool, follow: bool, run_dir: Pat
     run_folder = find_run_folder(job, run_dir)
     path = run_folder / EVENTS
 
+    day = day_of(time.time())
+
     def tell(event: dict[str, Any]) -> None:
-        click.echo(json.dumps(event) if as_json else describe(event))
+        nonlocal day
+        if as_json:
+            click.echo(json.dumps(event))
+            return
+        if (then := day_of(event["time"])) != day:
+            day = then
+            click.echo(day)
+        click.echo(describe(event))
 
     if incidents:
         _tell_incidents(path, as_json)

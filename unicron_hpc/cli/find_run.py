@@ -12,6 +12,8 @@ from unicron_hpc.slurm import commands
 
 #: The folder may have blanks in its name; what follows is the next field, or nothing.
 _STDOUT = re.compile(r"\sStdOut=(.+?)\.out(?:\s+\w+=.*)?\s*$", re.MULTILINE)
+#: The job with which a run folder's name ends.
+_JOB = re.compile(r"-(?P<job>local(?:-\d+)+|\d+(?:[_+]\d+)?)$", re.ASCII)
 #: A job, a task of an array (`100_3`), a part of a heterogeneous job (`12+1`).
 _NUMBER = re.compile(r"[0-9]+(?:[_+][0-9]+)?", re.ASCII)
 
@@ -60,6 +62,12 @@ def find_run_folder(job: str, run_dir: Path | None) -> Path:
     )
 
 
+def job_of(run_folder: Path) -> str:
+    """The job id at the end of a run folder's name (`4711`, `local-20261130-190000-4711`); empty for none."""
+    found = _JOB.search(run_folder.name)
+    return found["job"] if found else ""
+
+
 def _is_local(name: str, job: str) -> bool:
-    """Whether a number is only the end of that of a run without Slurm (`local-20261130-190000-4711`)."""
-    return job.isdecimal() and re.search(rf"-local-\d+-\d+-{job}$", name) is not None
+    """Whether a number is only the end of that of a run without Slurm."""
+    return job.isdecimal() and job_of(Path(name)) != job

@@ -9,6 +9,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from unicron_hpc.cli.find_run import job_of
 from unicron_hpc.errors import SlurmError, UnicronError
 from unicron_hpc.report.status import ENDED
 from unicron_hpc.slurm import queries
@@ -51,7 +52,7 @@ def standing(run_folder: Path) -> Standing:
     try:
         allocation = read_allocation(run_folder)
     except UnicronError:  # none yet: the job waits in the queue
-        job_id = run_folder.name.rpartition("-")[2]
+        job_id = job_of(run_folder)
         return in_slurm(job_id) if job_id.isdigit() else Standing("")
     outcome = read_outcome(run_folder)
     if outcome is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unicron_hpc.cli.failing import ends_with_errors
-from unicron_hpc.cli.find_run import find_run_folder
+from unicron_hpc.cli.find_run import find_run_folder, job_of
 from unicron_hpc.cli.standing import put_back, standing
 from unicron_hpc.report.journal import EVENTS, read_events
 from unicron_hpc.report.plain import plain
@@ -58,7 +58,7 @@ def ask_others(status: dict[str, Any]) -> dict[str, Any]:
     that was cancelled may have been put back into the queue.
     """
     run_folder = Path(status["run_dir"])
-    job_id = status["job_id"] or run_folder.name.rpartition("-")[2]
+    job_id = status["job_id"] or job_of(run_folder)
     status = {**status, "job_id": job_id, "shown_id": status["shown_id"] or job_id, "note": ""}
     found = None
     if status["state"] in ("PENDING", "RUNNING"):

@@ -14,7 +14,7 @@ MOST_WITNESSES = 6
 
 def incident_lines(story: IncidentStory) -> list[str]:
     """A heading, then what broke, how we know, what was done and how long it took."""
-    when = "" if story.detected is None else time.strftime(" at %H:%M:%S", time.localtime(story.detected))
+    when = "" if story.detected is None else f" at {moment(story.detected)}"
     more = len(story.evidence) - MOST_WITNESSES
     known = [*map(witness, story.evidence[:MOST_WITNESSES]), *([f"and {more} more"] if more > 0 else [])]
     blocks = [
@@ -29,6 +29,18 @@ def incident_lines(story: IncidentStory) -> list[str]:
         for place, text in enumerate(filter(None, texts)):
             lines.append(f"  {title if place == 0 else '':<14} {text}")
     return lines
+
+
+def moment(when: float) -> str:
+    """A Unix time as people say it: with the day, unless that is today."""
+    day = day_of(when)
+    clock = time.strftime("%H:%M:%S", time.localtime(when))
+    return clock if day == day_of(time.time()) else f"{day} {clock}"
+
+
+def day_of(when: float) -> str:
+    """The local day of a Unix time, as `2026-11-30`."""
+    return time.strftime("%Y-%m-%d", time.localtime(when))
 
 
 def culprit(story: IncidentStory) -> str:
