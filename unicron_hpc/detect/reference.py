@@ -81,6 +81,7 @@ _TITLES = {
     "gpu": "CUDA and its libraries",
     "slurm": "Slurm",
     "host": "The node's kernel",
+    "servers": "Servers outside the job",
     "network": "NCCL, gloo, stores and sockets",
     "files": "Files, memory and limits of the process",
     "exits": "How processes ended",

@@ -18,7 +18,7 @@ from unicron_hpc.detect.rule import Rule, Scope
 
 #: The families in the order of judgement: who names the broken part goes before who only lost a peer, and
 #: words that are common in the text of any exception come last.
-FAMILIES = ("xid", "gpu", "slurm", "host", "network", "files", "exits", "program")
+FAMILIES = ("xid", "gpu", "slurm", "host", "servers", "network", "files", "exits", "program")
 
 #: Longest text that is looked at, in characters.
 LONGEST = 4096
@@ -28,6 +28,8 @@ _LONGEST_HEAD = 512
 EXCEPTION_NAME = re.compile(
     r"(?:[A-Z]\w*(?:Error|Exception|Fault|Interrupt|Cut|Lost|Mismatch)|Exception)\b", re.ASCII
 )
+#: One of these is in every such name.
+_NAMED = (b"Error", b"Exception", b"Fault", b"Interrupt", b"Cut", b"Lost", b"Mismatch")
 #: A `^` that stands for the beginning, in no class and not escaped.
 _ANCHOR = re.compile(r"(?<![\[\\])\^")
 #: Shapes of lines that are remembered.
@@ -56,6 +58,7 @@ class Table:
                 self._words.setdefault(word.encode(), []).append(k)
             if not words:
                 self._always.append(k)
+        self._exceptions = {k for k, row in enumerate(self.rows) if row.scope is Scope.EXCEPTION}
         self._anchored = {k for k, row in enumerate(self.rows) if _ANCHOR.search(row.pattern)}
         self._known: dict[bytes, tuple[int, ...]] = {}
 
@@ -68,7 +71,7 @@ class Table:
     def may_fit(self, raw: bytes) -> bool:
         """Whether a line is worth a closer look; quick, and never wrong when it says no."""
         candidates = self._candidates(raw)
-        if not candidates:
+        if self._exceptions.issuperset(candidates) and not any(name in raw for name in _NAMED):
             return False
         text = raw.decode("utf-8", "replace")[: LONGEST + _LONGEST_HEAD]
         raised = EXCEPTION_NAME.search(text) is not None
