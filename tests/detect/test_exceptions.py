@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.detect.field_cases import CASES
 from unicron_hpc.detect.exceptions import explain_exception
-from unicron_hpc.detect.severity import Finding, Severity
+from unicron_hpc.detect.severity import Blame, Finding, Severity
 
 #: Lines that reach us as an exception's text; kernel and Slurm messages do not pass through a rank.
 FROM_RANKS = [
@@ -102,3 +102,10 @@ def test_an_unknown_text_never_crashes_and_is_explained_always_alike(error: str)
 )
 def test_an_unknown_exception_costs_the_process_not_the_node(error: str) -> None:
     assert explain_exception(error) == Finding("exception in a rank", Severity.SEV2)
+
+
+def test_a_guess_that_the_program_is_wrong_gets_a_new_process_first() -> None:
+    """By its words only; what says so by its class stops the run."""
+    guessed = explain_exception("RuntimeError: the two halves must have the same size")
+    assert (guessed.severity, guessed.blame) == (Severity.SEV2, Blame.PROGRAM)
+    assert explain_exception("TypeError: unsupported operand").severity is Severity.PROGRAM

@@ -25,6 +25,7 @@ from unicron_hpc.detect.severity import LOST_CONNECTION, Blame, Finding, Severit
 
 BUDGETS = RecoverySettings()
 KILLED = Finding("killed (SIGKILL)", Severity.SEV2)
+ASSERTED = Finding("device-side assertion", Severity.SEV2, Blame.PROGRAM)
 HANG = Finding("task hang", Severity.SEV3, Blame.NETWORK)
 BROKEN = Finding("connection to a peer lost", Severity.SEV3, collateral=True)
 NOT_A_NUMBER = Finding("loss is not finite", Severity.PROGRAM, Blame.PROGRAM)
@@ -75,6 +76,13 @@ class TestAFailedActionRaisesTheLevel:
         assert by(Case(KILLED, restarts=BUDGETS.max_restarts_per_rank + 1)) == (
             Action.NODE_ON_TRIAL, "new processes do not help",
         )  # fmt: skip
+
+    def test_from_a_new_process_to_the_program_if_that_is_to_blame(self) -> None:
+        assert by(Case(ASSERTED, restarts=1))[0] is Action.RESTART
+        assert by(Case(ASSERTED, restarts=1, repeats=5))[0] is Action.RESTART  # told more than once
+        assert by(Case(ASSERTED, restarts=2))[0] is Action.RESTART  # something else had failed before
+        assert by(Case(ASSERTED, restarts=2, repeats=1)) == (Action.STOP, "the program again")
+        assert by(Case(KILLED, restarts=2, repeats=1))[0] is Action.RESTART
 
     def test_and_from_the_node_to_the_program_when_it_comes_again_elsewhere(self) -> None:
         assert by(Case(KILLED, restarts=1, elsewhere=True)) == (Action.STOP, "follows the program")

@@ -22,6 +22,7 @@ from unicron_hpc.supervisor.rank_messages import RankHeld
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 BROKEN = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:1"
 WRONG = "ValueError: shapes do not fit"
+GUESS = "RuntimeError: the two halves must have the same size"
 ILLEGAL = "RuntimeError: CUDA error: an illegal memory access was encountered"
 XID = Finding("Xid 79", Severity.SEV1, Blame.NODE)
 
@@ -148,6 +149,34 @@ class TestAFaultOfTheProgram:
                     job.raises(node, WRONG)
                 await job.until(lambda: job.coordinator._board.over)
                 assert time.monotonic() - begun < 0.2
+
+        within(work())
+
+    def test_that_is_a_guess_ends_the_run_when_a_new_process_meets_it_again(
+        self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        async def work() -> None:
+            async with LoneJob(tmp_path) as job:
+                job.raises("n2", GUESS)
+                await job.running()
+                assert job.rules == [("n2", "new process")]
+                job.raises("n2", GUESS)
+                await job.until(lambda: job.cause is not None)
+                assert job.cause == "error of the program in rank 1 on n2"
+                assert job.rules[-1] == ("n2", "the program again")
+                assert job.lost == []
+                assert "Traceback of n2" in capfd.readouterr().err
+
+        within(work())
+
+    def test_that_is_a_guess_and_does_not_come_again_costs_a_process(self, tmp_path: Path) -> None:
+        async def work() -> None:
+            async with LoneJob(tmp_path) as job:
+                for _ in range(2):
+                    job.raises("n2", GUESS)
+                    await recovered(job)
+                assert job.rules == [("n2", "new process")] * 2
+                assert job.cause is None
 
         within(work())
 

@@ -169,6 +169,19 @@ RULES: Sequence[Rule] = (
         lambda c, b: c.of_process and c.elsewhere,
     ),
     Rule(
+        "the program again",
+        "a rank that got a new process reports the same error, for which the program is to blame",
+        Action.STOP,
+        "a fresh process met it again: no other and no other node would help",
+        Severity.PROGRAM,
+        lambda c, b: (
+            c.level is Severity.SEV2
+            and c.finding.blame is Blame.PROGRAM
+            and c.repeats > 0
+            and c.restarts > 1  # not only told twice
+        ),
+    ),
+    Rule(
         "new processes do not help",
         "a rank failed more than `max_restarts_per_rank` times without a committed iteration",
         Action.NODE_ON_TRIAL,

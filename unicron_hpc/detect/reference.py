@@ -33,7 +33,8 @@ unicron explain --sequence reports.json
 
 *Collateral* are errors of ranks that only lost or waited for another: whoever names a cause is believed
 first, and alone they accuse nobody. *Vague* ones say that something failed and not what; they count if
-nothing better is known. *Exceptions only* are rows whose words are too common in other lines.
+nothing better is known, and in a running job one that takes the program for guilty has to come again in a new
+process before the run stops. *Exceptions only* are rows whose words are too common in other lines.
 
 ## Site rules
 
