@@ -80,9 +80,12 @@ The built-in rows have the same form and lie in `unicron_hpc/detect/rows`. The f
 _TITLES = {
     "xid": "NVIDIA driver and NVSwitch, in the kernel log",
     "gpu": "CUDA and its libraries",
+    "launch": "Containers, pods and credentials of a launch",
     "slurm": "Slurm",
     "host": "The node's kernel",
+    "storage": "Shared file systems and name services",
     "servers": "Servers outside the job",
+    "mpi": "MPI, PMI and their transports",
     "network": "NCCL, gloo, stores and sockets",
     "files": "Files, memory and limits of the process",
     "exits": "How processes ended",

@@ -18,7 +18,10 @@ from unicron_hpc.detect.rule import Rule, Scope
 
 #: The families in the order of judgement: who names the broken part goes before who only lost a peer, and
 #: words that are common in the text of any exception come last.
-FAMILIES = ("xid", "gpu", "slurm", "host", "servers", "network", "files", "exits", "program")
+FAMILIES = (
+    *("xid", "gpu", "launch", "slurm", "host", "storage", "servers"),
+    *("mpi", "network", "files", "exits", "program"),
+)
 
 #: Longest text that is looked at, in characters.
 LONGEST = 4096
