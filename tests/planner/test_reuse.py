@@ -10,8 +10,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from unicron_hpc.planner.layout import Layout, Position, Replica, Seat, Stage
-from unicron_hpc.planner.reuse import Key, Reuse, Unfinished, grouped, plan_reuse, unit_of, uses
-from unicron_hpc.planner.units import WORD_EMBEDDING, holders, units_of
+from unicron_hpc.planner.reuse import Reuse, Unfinished, grouped, plan_reuse, unit_of, uses
+from unicron_hpc.planner.units import WORD_EMBEDDING, UnitKey, holders, units_of
 
 LAYERS = 4
 ITERATION = 7
@@ -37,7 +37,7 @@ class Rank:
 
     position: Position
     tied: bool
-    sums: dict[Key, Counter[int]] = field(default_factory=dict)
+    sums: dict[UnitKey, Counter[int]] = field(default_factory=dict)
     losses: Counter[int] = field(default_factory=Counter)
 
     def units(self) -> list[str]:
@@ -46,7 +46,7 @@ class Rank:
     def uses(self, unit: str) -> tuple[str, ...]:
         return uses(unit, first=self.position.is_first, last=self.position.is_last, tied=self.tied)
 
-    def run(self, index: int, masked: frozenset[Key] = frozenset(), *, counted: bool = False) -> None:
+    def run(self, index: int, masked: frozenset[UnitKey] = frozenset(), *, counted: bool = False) -> None:
         t = self.position.tensor_index
         for unit in self.units():
             if (unit, t) not in masked:
@@ -96,8 +96,8 @@ class World:
         for rank in self.ranks.values():
             self.run(rank, self.todo(rank))
 
-    def total(self) -> dict[Key, Counter[int]]:
-        found: dict[Key, Counter[int]] = {}
+    def total(self) -> dict[UnitKey, Counter[int]]:
+        found: dict[UnitKey, Counter[int]] = {}
         for rank in self.ranks.values():
             for key, counts in rank.sums.items():
                 found.setdefault(key, Counter()).update(counts)

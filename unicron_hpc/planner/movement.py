@@ -8,7 +8,7 @@ import msgspec
 
 from unicron_hpc.planner.holdings import HeldUnit, held_by, newest
 from unicron_hpc.planner.layout import Layout, Seat
-from unicron_hpc.planner.units import units_of
+from unicron_hpc.planner.units import UnitKey, units_of
 from unicron_hpc.planner.work import NodeSlots
 
 __all__ = ["HeldUnit", "Move", "MovePlan", "held_by", "moves", "newest", "replace_seats"]
@@ -49,7 +49,7 @@ class MovePlan(msgspec.Struct, frozen=True):
     """
 
     moves: tuple[Move, ...]
-    missing: tuple[tuple[str, int], ...]
+    missing: tuple[UnitKey, ...]
     iteration: int | None
 
 
@@ -118,8 +118,8 @@ def moves(
     seated = {seat: held for seat, held in holdings.items() if seat in ranks}
     if iteration is None:
         iteration = newest(seated, layout.tensor)
-    sources: dict[tuple[str, int], list[int]] = {}
-    size: dict[tuple[str, int], int] = {}
+    sources: dict[UnitKey, list[int]] = {}
+    size: dict[UnitKey, int] = {}
     for seat, held in seated.items():
         for h in held:
             if h.tensor == layout.tensor and h.iteration == iteration:
@@ -128,7 +128,7 @@ def moves(
     has = {key: set(found) for key, found in sources.items()}
     load: dict[int, int] = {}
     planned: list[Move] = []
-    missing: set[tuple[str, int]] = set()
+    missing: set[UnitKey] = set()
     for position in layout.positions():
         for unit in units_of(position, tied=tied, learned_positions=learned_positions):
             key = (unit, position.tensor_index)

@@ -16,13 +16,11 @@ from scipy.optimize import linear_sum_assignment
 from unicron_hpc.planner.holdings import HeldUnit, newest
 from unicron_hpc.planner.layout import Layout, Seat
 from unicron_hpc.planner.partition import FloatArray
-from unicron_hpc.planner.units import units_of
+from unicron_hpc.planner.units import UnitKey, units_of
 from unicron_hpc.planner.work import NodeSlots
 
 #: Assignment problems above this many stages are solved in slices of it, in stage order.
 SLICE = 1024
-
-_Key = tuple[str, int]
 
 
 def place(
@@ -116,9 +114,9 @@ def _span(layout: Layout, nodes: Sequence[NodeSlots]) -> int:
     return depth if tiles else 1
 
 
-def _needs(layout: Layout, span: int, *, tied: bool, learned_positions: bool) -> list[frozenset[_Key]]:
+def _needs(layout: Layout, span: int, *, tied: bool, learned_positions: bool) -> list[frozenset[UnitKey]]:
     """Units of each bundle, keyed by position in the bundle so that each stage keeps its own block."""
-    found: list[set[_Key]] = []
+    found: list[set[UnitKey]] = []
     for k, position in enumerate(layout.positions()):
         group = k // layout.tensor
         if group // span == len(found):
@@ -134,12 +132,12 @@ def _held(
     holdings: Mapping[Seat, Collection[HeldUnit]],
     tensor: int,
     iteration: int | None,
-) -> tuple[list[frozenset[_Key]], dict[str, int]]:
+) -> tuple[list[frozenset[UnitKey]], dict[str, int]]:
     """(usable units of each block, bytes of each unit)."""
     size: dict[str, int] = {}
-    has: list[frozenset[_Key]] = []
+    has: list[frozenset[UnitKey]] = []
     for block in blocks:
-        keys: set[_Key] = set()
+        keys: set[UnitKey] = set()
         for first in range(0, len(block), tensor):
             for h in (h for seat in block[first : first + tensor] for h in holdings.get(seat, ())):
                 if h.tensor == tensor and h.iteration == iteration:
@@ -165,14 +163,14 @@ def _before(
 
 
 def _exact_matches(
-    needs: Sequence[frozenset[_Key]],
-    has: Sequence[frozenset[_Key]],
+    needs: Sequence[frozenset[UnitKey]],
+    has: Sequence[frozenset[UnitKey]],
     classes: Sequence[float],
     free: Sequence[float],
     before: Mapping[int, int],
 ) -> dict[int, int]:
     """Groups that find a block of their speed holding exactly what they need."""
-    offers: dict[tuple[frozenset[_Key], float], list[int]] = {}
+    offers: dict[tuple[frozenset[UnitKey], float], list[int]] = {}
     for b, keys in enumerate(has):
         if keys:
             offers.setdefault((keys, free[b]), []).append(b)
@@ -189,8 +187,8 @@ def _exact_matches(
 
 
 def _cost(
-    needs: Sequence[frozenset[_Key]],
-    has: Sequence[frozenset[_Key]],
+    needs: Sequence[frozenset[UnitKey]],
+    has: Sequence[frozenset[UnitKey]],
     size: Mapping[str, int],
     sole: Sequence[bool],
 ) -> FloatArray:
@@ -207,16 +205,16 @@ def _cost(
     return result
 
 
-def _sole(has: Sequence[frozenset[_Key]]) -> set[int]:
+def _sole(has: Sequence[frozenset[UnitKey]]) -> set[int]:
     """Blocks that alone hold something."""
-    copies: dict[_Key, list[int]] = {}
+    copies: dict[UnitKey, list[int]] = {}
     for b, block in enumerate(has):
         for key in block:
             copies.setdefault(key, []).append(b)
     return {holders[0] for holders in copies.values() if len(holders) == 1}
 
 
-def _incidence(sets: Sequence[frozenset[_Key]], index: Mapping[_Key, int]) -> FloatArray:
+def _incidence(sets: Sequence[frozenset[UnitKey]], index: Mapping[UnitKey, int]) -> FloatArray:
     table = np.zeros((len(sets), len(index)))
     for row, keys in enumerate(sets):
         for key in keys:

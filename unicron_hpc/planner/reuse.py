@@ -15,10 +15,8 @@ from collections.abc import Collection, Iterator, Mapping
 import msgspec
 
 from unicron_hpc.planner.layout import Layout, Position
-from unicron_hpc.planner.units import WORD_EMBEDDING, units_of
+from unicron_hpc.planner.units import WORD_EMBEDDING, UnitKey, units_of
 
-#: A unit's slice: its name and tensor index.
-Key = tuple[str, int]
 #: With tied embeddings the first and the last stage add to the same unit; this names what the last adds.
 TIED_OUTPUT = f"{WORD_EMBEDDING}.output"
 
@@ -34,7 +32,7 @@ class Added(msgspec.Struct, frozen=True):
         Global indices, ascending.
     """
 
-    uses: tuple[Key, ...]
+    uses: tuple[UnitKey, ...]
     micro_batches: tuple[int, ...]
 
 
@@ -76,7 +74,7 @@ class Reuse(msgspec.Struct, frozen=True):
     """
 
     iteration: int
-    keep: tuple[Key, ...]
+    keep: tuple[UnitKey, ...]
     losses: bool
     run: tuple[tuple[int, ...], ...]
     added: tuple[Added, ...]
@@ -87,7 +85,7 @@ class Reuse(msgspec.Struct, frozen=True):
         """How many micro-batches run (again)."""
         return sum(len(indices) for indices in self.run)
 
-    def masked(self, index: int, *, first: bool, last: bool, tied: bool) -> frozenset[Key]:
+    def masked(self, index: int, *, first: bool, last: bool, tied: bool) -> frozenset[UnitKey]:
         """Units to which a rank must not add a micro-batch again.
 
         Parameters
@@ -127,9 +125,9 @@ def unit_of(use: str) -> str:
     return WORD_EMBEDDING if use == TIED_OUTPUT else use
 
 
-def grouped(added: Mapping[Key, Collection[int]]) -> tuple[Added, ...]:
+def grouped(added: Mapping[UnitKey, Collection[int]]) -> tuple[Added, ...]:
     """The same, told once for all that have the same micro-batches."""
-    groups: dict[tuple[int, ...], list[Key]] = {}
+    groups: dict[tuple[int, ...], list[UnitKey]] = {}
     for key, indices in sorted(added.items()):
         if indices:
             groups.setdefault(tuple(sorted(indices)), []).append(key)
@@ -164,7 +162,7 @@ def plan_reuse(
     """
     reports = {rank: report for rank, report in unfinished.items() if report.iteration == iteration}
     positions = {position.rank: position for position in layout.positions()}
-    added: dict[Key, set[int]] = {}
+    added: dict[UnitKey, set[int]] = {}
     offers: list[_Offer] = []
     for rank, position in positions.items():
         units = units_of(position, tied=tied, learned_positions=learned_positions)
@@ -173,7 +171,7 @@ def plan_reuse(
                 added[use, position.tensor_index] = set()
         if rank in reports:
             offers += _offers(reports[rank], position, units)
-    keep: dict[int, list[Key]] = {rank: [] for rank in positions}
+    keep: dict[int, list[UnitKey]] = {rank: [] for rank in positions}
     for offer in sorted(offers, key=_most_first):
         if all(added[key].isdisjoint(indices) for key, indices in offer.added.items()):
             for key, indices in offer.added.items():
@@ -201,13 +199,13 @@ class _Offer(msgspec.Struct, frozen=True):
     """One gradient in one rank's memory."""
 
     rank: int
-    key: Key
-    added: dict[Key, set[int]]
+    key: UnitKey
+    added: dict[UnitKey, set[int]]
 
 
 def _offers(report: Unfinished, position: Position, units: Collection[str]) -> Iterator[_Offer]:
     """What a rank could keep: gradients of units that it holds in the new layout, too."""
-    found: dict[Key, dict[Key, set[int]]] = {}
+    found: dict[UnitKey, dict[UnitKey, set[int]]] = {}
     for sums in report.sums:
         for use, index in sums.uses:
             unit = unit_of(use)
@@ -217,11 +215,11 @@ def _offers(report: Unfinished, position: Position, units: Collection[str]) -> I
         yield _Offer(position.rank, key, added)
 
 
-def _most_first(offer: _Offer) -> tuple[int, int, Key]:
+def _most_first(offer: _Offer) -> tuple[int, int, UnitKey]:
     return -sum(len(indices) for indices in offer.added.values()), offer.rank, offer.key
 
 
-def _halves(added: Mapping[Key, set[int]]) -> set[int]:
+def _halves(added: Mapping[UnitKey, set[int]]) -> set[int]:
     """Micro-batches that one end of a pipeline has added to a tied embedding, and the other end has not."""
     found: set[int] = set()
     for (use, index), indices in added.items():

@@ -11,6 +11,9 @@ from collections.abc import Iterable
 
 from unicron_hpc.planner.layout import Layout, Position
 
+#: A unit's slice on a rank: its name and tensor index.
+UnitKey = tuple[str, int]
+
 WORD_EMBEDDING = "word_embedding"
 POSITION_EMBEDDING = "position_embedding"
 FINAL_NORM = "final_norm"
@@ -49,12 +52,12 @@ def units_of(position: Position, *, tied: bool, learned_positions: bool) -> tupl
     return tuple(units)
 
 
-def holders(layout: Layout, *, tied: bool, learned_positions: bool) -> dict[tuple[str, int], tuple[int, ...]]:
+def holders(layout: Layout, *, tied: bool, learned_positions: bool) -> dict[UnitKey, tuple[int, ...]]:
     """For each (unit, tensor index): the ranks that hold it, ascending.
 
     Gradients of a unit are summed over exactly these ranks, which also makes them each other's peers.
     """
-    found: dict[tuple[str, int], list[int]] = {}
+    found: dict[UnitKey, list[int]] = {}
     for position in layout.positions():
         for unit in units_of(position, tied=tied, learned_positions=learned_positions):
             found.setdefault((unit, position.tensor_index), []).append(position.rank)

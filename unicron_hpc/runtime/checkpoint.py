@@ -39,6 +39,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.storage import WriteResult
 
 from unicron_hpc.errors import UnicronError
+from unicron_hpc.planner.units import UnitKey
 from unicron_hpc.runtime.checkpoint_files import HashingFileSystem, sync_file, write_file
 from unicron_hpc.runtime.checkpoint_shards import Holders, checkpointable, shards_of, writers
 from unicron_hpc.runtime.manifest import WrittenFile, describe_file, new_digest, sync_directory
@@ -60,18 +61,18 @@ class _Shard(msgspec.Struct, frozen=True):
 class _Table(msgspec.Struct, frozen=True):
     """What one rank wrote."""
 
-    units: tuple[tuple[str, int], ...]
+    units: tuple[UnitKey, ...]
     shards: tuple[_Shard, ...]
 
 
-def units_to_write(holders: Holders, rank: int) -> tuple[tuple[str, int], ...]:
+def units_to_write(holders: Holders, rank: int) -> tuple[UnitKey, ...]:
     """The slices that `rank` writes: the only ones of which a save needs a snapshot."""
     return tuple(key for key, writer in writers(holders).items() if writer == rank)
 
 
 def snapshot(
     states: UnitStates, holders: Holders, rank: int, *, reuse: UnitStates | None = None
-) -> dict[tuple[str, int], UnitState]:
+) -> dict[UnitKey, UnitState]:
     """Copies in host memory of what `rank` has to write; training may go on as soon as this returns.
 
     Parameters
@@ -89,7 +90,7 @@ def snapshot(
     UnicronError
         When the rank lacks a slice that the layout gives it.
     """
-    copies: dict[tuple[str, int], UnitState] = {}
+    copies: dict[UnitKey, UnitState] = {}
     for key in units_to_write(holders, rank):
         state = _state(states, key, rank)
         old = None if reuse is None else reuse.get(key)
@@ -270,7 +271,7 @@ def _table_name(rank: int) -> str:
     return f"__{rank}{_TABLE_SUFFIX}"
 
 
-def _state(states: UnitStates, key: tuple[str, int], rank: int) -> UnitState:
+def _state(states: UnitStates, key: UnitKey, rank: int) -> UnitState:
     try:
         return states[key]
     except KeyError:
@@ -280,7 +281,7 @@ def _state(states: UnitStates, key: tuple[str, int], rank: int) -> UnitState:
         ) from None
 
 
-def _names(keys: Collection[tuple[str, int]]) -> list[str]:
+def _names(keys: Collection[UnitKey]) -> list[str]:
     return [f"{unit} (tensor index {index})" for unit, index in sorted(keys)]
 
 

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from unicron_hpc.errors import UnicronError
+from unicron_hpc.planner.units import UnitKey
 from unicron_hpc.runtime.checkpoint_shards import checkpointable, shards_of
 from unicron_hpc.runtime.manifest import Manifest, check_model, content_problem, read_manifest
 from unicron_hpc.runtime.unit_state import Entry, UnitState
@@ -53,7 +54,7 @@ def load_units(
     wanted: Sequence[Slice],
     *,
     model: Mapping[str, Any] | None = None,
-) -> dict[tuple[str, int], UnitState]:
+) -> dict[UnitKey, UnitState]:
     """Read the state of `wanted` from a checkpoint written under any layout.
 
     Parameters

@@ -13,22 +13,23 @@ import torch
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.strategies.checkpointable import CheckpointableShardedTensor
 
+from unicron_hpc.planner.units import UnitKey
 from unicron_hpc.runtime.unit_state import EXP_AVG, EXP_AVG_SQ, WEIGHT, Entry, UnitState
 
 #: Suffix of each row's global tensors.
 ROW_NAMES = {WEIGHT: "weight", EXP_AVG: "exp_avg", EXP_AVG_SQ: "exp_avg_sq"}
 
 #: A (unit, tensor index) and the ranks that hold it, as `planner.units.holders` returns it.
-Holders = Mapping[tuple[str, int], Sequence[int]]
+Holders = Mapping[UnitKey, Sequence[int]]
 
 
-def writers(holders: Holders) -> dict[tuple[str, int], int]:
+def writers(holders: Holders) -> dict[UnitKey, int]:
     """Which rank writes which slice: each is written once, and the holders take turns.
 
     Every rank computes the same answer from the layout, so nobody has to be asked.
     """
     turn: dict[tuple[int, ...], int] = {}
-    chosen: dict[tuple[str, int], int] = {}
+    chosen: dict[UnitKey, int] = {}
     for key in sorted(holders):
         ranks = tuple(sorted(holders[key]))
         chosen[key] = ranks[turn.get(ranks, 0) % len(ranks)]

@@ -18,6 +18,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from unicron_hpc.config.settings import TaskSettings
 from unicron_hpc.planner.layout import Position
+from unicron_hpc.planner.units import UnitKey
 from unicron_hpc.runtime.rng import EMBEDDING_SLOT, DropoutSeeds
 from unicron_hpc.runtime.unit_map import map_units
 from unicron_hpc.runtime.unit_state import WEIGHT, UnitStates
@@ -103,7 +104,7 @@ class Chunk:
             tensor=key.tensor,
         )
         self.needed = {spec.key: spec for spec in self.specs}
-        self._bound: dict[tuple[str, int], torch.Tensor] = {}
+        self._bound: dict[UnitKey, torch.Tensor] = {}
         if seeds is not None:
             if key.is_first:
                 seeds.attach(self.module.embedding, EMBEDDING_SLOT)
@@ -125,7 +126,7 @@ class Chunk:
         for key, parameter in self._parameters.items():
             parameter.grad = views[key]
 
-    def hide_gradients(self, units: Collection[tuple[str, int]]) -> None:
+    def hide_gradients(self, units: Collection[UnitKey]) -> None:
         """Have the next backward pass add nothing to the gradients of some units; see `bind_gradients`."""
         for (unit, _), parameter in self._parameters.items():
             if (unit, self.key.tensor_index) in units:

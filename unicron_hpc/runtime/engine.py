@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import PrefixStore, Store  # torch.distributed h
 
 from unicron_hpc.config.settings import TaskSettings
 from unicron_hpc.detect.phases import WorkPhase
+from unicron_hpc.planner.units import UnitKey
 from unicron_hpc.runtime import commit, cpu_patches, groups
 from unicron_hpc.runtime.attempt import Attempt, Worker
 from unicron_hpc.runtime.chunk import Chunk
@@ -222,7 +223,7 @@ class Engine:
             unfinished=kept.unfinished if kept is not None else None,
         )
 
-    def snapshot(self) -> dict[tuple[str, int], UnitState]:
+    def snapshot(self) -> dict[UnitKey, UnitState]:
         """A copy, in host memory, of the units that this rank's place needs."""
         return self._inventory.copy(self._place.chunk.needed if self._place is not None else ())
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from unicron_hpc.planner.units import UnitKey
 from unicron_hpc.runtime.groups import Groups, Ranks
 from unicron_hpc.runtime.unit_map import UnitSpec
 
@@ -16,7 +17,6 @@ from unicron_hpc.runtime.unit_map import UnitSpec
 SEGMENT = 64 * 2**20
 #: Bytes of such copies at a time; one segment at least.
 COPIES = 2 * SEGMENT
-_Key = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class _Segment:
 
     ranks: Ranks
     flat: torch.Tensor
-    starts: dict[_Key, int]
+    starts: dict[UnitKey, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Gradients:
     def __init__(
         self,
         specs: Iterable[UnitSpec],
-        holder_sets: dict[tuple[str, int], Ranks],
+        holder_sets: dict[UnitKey, Ranks],
         rank: int,
         device: torch.device,
     ) -> None:
@@ -64,13 +64,13 @@ class Gradients:
         for spec in specs:
             members.setdefault(holder_sets[spec.key], []).append(spec)
         self._buffers: list[torch.Tensor] = []
-        self._units: dict[_Key, torch.Tensor] = {}
+        self._units: dict[UnitKey, torch.Tensor] = {}
         self._views: dict[tuple[str, str], torch.Tensor] = {}
         self._counted: list[torch.Tensor] = []
         self._segments: list[_Segment] = []
         self._running: deque[_Running] = deque()
         self._copies: list[torch.Tensor] = []
-        self._summed: set[_Key] = set()
+        self._summed: set[UnitKey] = set()
         # The order in which every rank sums, so that no two ranks wait for each other crosswise.
         for ranks in sorted(members):
             flat = torch.zeros(sum(spec.numel for spec in members[ranks]), device=device)
@@ -96,11 +96,11 @@ class Gradients:
         """(unit, entry name) -> the parameter's gradient, in its shape."""
         return self._views
 
-    def unit(self, key: tuple[str, int]) -> torch.Tensor:
+    def unit(self, key: UnitKey) -> torch.Tensor:
         """A unit's gradient as it lies in the unit's row."""
         return self._units[key]
 
-    def own(self, key: _Key) -> torch.Tensor:
+    def own(self, key: UnitKey) -> torch.Tensor:
         """A unit's gradient as far as it is sound: summed over the holders, or this rank's part."""
         for running in self._running:
             if key in running.segment.starts:
@@ -108,7 +108,7 @@ class Gradients:
                 return running.own[start : start + self._units[key].numel()]
         return self._units[key]
 
-    def is_summed(self, key: _Key) -> bool:
+    def is_summed(self, key: UnitKey) -> bool:
         """Whether a unit's gradient is summed over several holders."""
         return key in self._summed
 
@@ -158,7 +158,7 @@ def _segments(ranks: Ranks, flat: torch.Tensor, specs: list[UnitSpec]) -> list[_
     """Cut a buffer between units; every holder cuts it alike."""
     found: list[_Segment] = []
     begin = end = 0
-    starts: dict[_Key, int] = {}
+    starts: dict[UnitKey, int] = {}
     for spec in specs:
         if starts and (end - begin + spec.numel) * flat.element_size() > SEGMENT:
             found.append(_Segment(ranks, flat[begin:end], starts))

@@ -12,7 +12,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch._C._distributed_c10d import HashStore, Store  # torch.distributed hides them from mypy
 
 from unicron_hpc.planner.layout import Layout
-from unicron_hpc.planner.units import holders
+from unicron_hpc.planner.units import UnitKey, holders
 
 Ranks = tuple[int, ...]
 
@@ -39,7 +39,7 @@ class GroupPlan:
     to_build: tuple[Ranks, ...]
     pipeline: Ranks
     tensor: Ranks
-    holder_sets: dict[tuple[str, int], Ranks]
+    holder_sets: dict[UnitKey, Ranks]
 
 
 def plan_groups(layout: Layout, rank: int, *, tied: bool, learned_positions: bool) -> GroupPlan:

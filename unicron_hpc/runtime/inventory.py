@@ -10,6 +10,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from unicron_hpc.detect.phases import WorkPhase
 from unicron_hpc.planner.movement import HeldUnit
+from unicron_hpc.planner.units import UnitKey
 from unicron_hpc.runtime.attempt import Attempt
 from unicron_hpc.runtime.faults import StateMismatch
 from unicron_hpc.runtime.initial import initial_state
@@ -21,7 +22,6 @@ from unicron_hpc.runtime.unit_state import UnitState, UnitStates
 
 #: Reads units from a checkpoint folder.
 UnitLoader = Callable[[Path, Iterable[UnitSpec]], Iterable[UnitState]]
-Key = tuple[str, int]
 
 
 class Inventory:
@@ -43,7 +43,7 @@ class Inventory:
         self._marks = marks or PhaseMarks()
         self._device = device
         self._load_units = load_units
-        self._states: dict[Key, UnitState] = {}
+        self._states: dict[UnitKey, UnitState] = {}
 
     @property
     def states(self) -> UnitStates:
@@ -56,7 +56,7 @@ class Inventory:
             HeldUnit(s.unit, s.tensor_index, s.tensor, s.iteration, _bytes(s)) for s in self._states.values()
         )
 
-    def copy(self, keys: Collection[Key]) -> dict[Key, UnitState]:
+    def copy(self, keys: Collection[UnitKey]) -> dict[UnitKey, UnitState]:
         """Copies in host memory of the units in `keys`."""
         return {
             key: UnitState(
@@ -71,7 +71,7 @@ class Inventory:
             if key in keys
         }
 
-    def keep_only(self, keys: Collection[Key]) -> None:
+    def keep_only(self, keys: Collection[UnitKey]) -> None:
         """Drop what has left this rank for good."""
         for key in [key for key in self._states if key not in keys]:
             del self._states[key]
@@ -79,7 +79,7 @@ class Inventory:
     def bring(
         self,
         order: Rebuild,
-        needed: Mapping[Key, UnitSpec],
+        needed: Mapping[UnitKey, UnitSpec],
         config: TransformerConfig,
         seed: int,
         attempt: Attempt,
@@ -147,7 +147,7 @@ class Inventory:
 
     def _initialise(
         self,
-        needed: Mapping[Key, UnitSpec],
+        needed: Mapping[UnitKey, UnitSpec],
         config: TransformerConfig,
         seed: int,
         keep: Callable[[UnitState], None],
@@ -173,7 +173,7 @@ class Inventory:
             keep(state)
         return sum(_bytes(state) for state in loaded)
 
-    def _check(self, key: Key, spec: UnitSpec, order: Rebuild) -> None:
+    def _check(self, key: UnitKey, spec: UnitSpec, order: Rebuild) -> None:
         state = self._states.get(key)
         wanted = (order.iteration, spec.tensor, spec.entries)
         if state is not None and (state.iteration, state.tensor, state.entries) == wanted:

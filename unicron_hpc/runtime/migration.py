@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from unicron_hpc.detect.phases import WorkPhase
 from unicron_hpc.planner.movement import Move
+from unicron_hpc.planner.units import UnitKey
 from unicron_hpc.runtime.faults import StateMismatch
 from unicron_hpc.runtime.phase_page import PhaseMarks
 from unicron_hpc.runtime.unit_map import UnitSpec
@@ -31,7 +32,7 @@ def move_states(
     moves: Sequence[Move],
     rank: int,
     held: UnitStates,
-    needed: Mapping[tuple[str, int], UnitSpec],
+    needed: Mapping[UnitKey, UnitSpec],
     iteration: int,
     device: torch.device,
     arrived: Callable[[UnitState], None],
@@ -122,7 +123,7 @@ def _check_header(item: _Arriving, iteration: int) -> None:
         )
 
 
-def _expect(tag: int, move: Move, needed: Mapping[tuple[str, int], UnitSpec]) -> _Arriving:
+def _expect(tag: int, move: Move, needed: Mapping[UnitKey, UnitSpec]) -> _Arriving:
     spec = needed.get((move.unit, move.tensor_index))
     if spec is None:
         raise StateMismatch(

@@ -9,6 +9,7 @@ import msgspec
 from unicron_hpc.planner.layout import Layout, Seat
 from unicron_hpc.planner.movement import HeldUnit, Move
 from unicron_hpc.planner.reuse import Reuse, Unfinished
+from unicron_hpc.planner.units import UnitKey
 
 
 class Phase(enum.Enum):
@@ -210,5 +211,5 @@ class Holdings(msgspec.Struct, frozen=True):
     pending_iteration: int
     units: tuple[HeldUnit, ...]
     recent: tuple[Committed, ...]
-    pending_units: tuple[tuple[str, int], ...] = ()
+    pending_units: tuple[UnitKey, ...] = ()
     unfinished: Unfinished | None = None

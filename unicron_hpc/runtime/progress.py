@@ -10,7 +10,8 @@ import torch
 from torch.autograd import Variable
 
 from unicron_hpc.planner.layout import Layout, Position
-from unicron_hpc.planner.reuse import Key, Reuse, Unfinished, grouped, unit_of, uses
+from unicron_hpc.planner.reuse import Reuse, Unfinished, grouped, unit_of, uses
+from unicron_hpc.planner.units import UnitKey
 from unicron_hpc.runtime.chunk import Chunk
 from unicron_hpc.runtime.faults import StateMismatch
 from unicron_hpc.runtime.gradients import Gradients
@@ -34,7 +35,7 @@ class Kept:
     """
 
     unfinished: Unfinished
-    gradients: Mapping[Key, torch.Tensor]
+    gradients: Mapping[UnitKey, torch.Tensor]
     losses: Mapping[int, Loss]
 
 
@@ -64,7 +65,7 @@ class Progress:
         self._reports = position.is_last and position.tensor_index == 0
         self._order: Reuse | None = None
         self._iteration = 0
-        self._before: dict[Key, frozenset[int]] = {}
+        self._before: dict[UnitKey, frozenset[int]] = {}
         self._kept_losses: dict[int, Loss] = {}
         self._added: list[int] = []
         self._losses: dict[int, torch.Tensor] = {}
@@ -144,7 +145,7 @@ class Progress:
         if self._iteration != iteration or self._under_way:
             return None
         masked = {m: self._masked(m) for m in self._added}
-        sums: dict[Key, frozenset[int]] = {}
+        sums: dict[UnitKey, frozenset[int]] = {}
         gradients = {}
         for spec in self._chunk.specs:
             gradient = self._gradients.own(spec.key)
@@ -181,7 +182,7 @@ class Progress:
         self._added.append(index)
         self._under_way = False
 
-    def _masked(self, index: int) -> frozenset[Key]:
+    def _masked(self, index: int) -> frozenset[UnitKey]:
         if self._order is None:
             return frozenset()
         position = self._position

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from unicron_hpc.config import TaskSettings
 from unicron_hpc.detect.phases import WorkPhase
-from unicron_hpc.planner.units import holders
+from unicron_hpc.planner.units import UnitKey, holders
 from unicron_hpc.runtime import checkpoint
 from unicron_hpc.runtime.channel import AgentGone, Channel
 from unicron_hpc.runtime.checkpoint_load import load_units
@@ -50,7 +50,7 @@ class Saver:
         self._order: Rebuild | None = None
         self._holders: dict[int, Holders] = {}
         self._writer: threading.Thread | None = None
-        self._memory: dict[tuple[str, int], UnitState] = {}
+        self._memory: dict[UnitKey, UnitState] = {}
 
     def attach(self, engine: Engine) -> None:
         """Whose state is saved."""

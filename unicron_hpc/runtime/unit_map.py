@@ -18,6 +18,7 @@ from unicron_hpc.planner.units import (
     OUTPUT,
     POSITION_EMBEDDING,
     WORD_EMBEDDING,
+    UnitKey,
     layer_unit,
 )
 from unicron_hpc.runtime.unit_state import Entry, UnitState
@@ -58,7 +59,7 @@ class UnitSpec:
     starts: tuple[Start, ...]
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> UnitKey:
         return self.unit, self.tensor_index
 
     def state(self, flat: torch.Tensor, iteration: int) -> UnitState:

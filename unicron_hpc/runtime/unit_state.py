@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from unicron_hpc.planner.units import UnitKey
+
 #: Rows of `UnitState.flat`.
 WEIGHT, EXP_AVG, EXP_AVG_SQ = 0, 1, 2
 
@@ -80,4 +82,4 @@ class UnitState:
 
 
 #: What a rank holds: (unit, tensor index) -> state.
-UnitStates = Mapping[tuple[str, int], UnitState]
+UnitStates = Mapping[UnitKey, UnitState]
