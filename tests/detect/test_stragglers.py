@@ -137,12 +137,14 @@ def test_the_models_error_does_not_hold_a_node_slow_that_was_much_slower_before(
     """Nor does it make one well that never was slower by more than twice what it seems now."""
     much = seen(*[3.0] * 61)
     assert much.lasting(1.1) == 3.0
+    much.found_slow(3.0)
     for second in range(61, 122):
         much.note(float(second), 1.19)
     assert much.over(1.1, exact=False)
     assert not much.over(1.1)
     little = seen(*[1.3] * 61)
     assert little.lasting(1.1) == 1.3
+    little.found_slow(1.3)
     for second in range(61, 122):
         little.note(float(second), 1.19)
     assert not little.over(1.1, exact=False)

@@ -21,7 +21,7 @@ def runs(time: float, pids: dict[int, int], nodes: dict[int, str] | None = None)
     """An epoch that runs: rank -> pid, one rank on each node n1, n2, ... unless told otherwise."""
     where = nodes or {rank: f"n{rank + 1}" for rank in pids}
     ranks = [
-        {"task": "train", "node": where[rank], "slot": 0, "rank": rank, "pid": pid}
+        {"task": "train", "node": where[rank], "slot": 0, "rank": rank, "pid": pid, "replica": 0, "stage": 0}
         for rank, pid in pids.items()
     ]
     return event("transition_finished", time, ranks=ranks, seconds=0.1)
@@ -76,7 +76,7 @@ class TestARankThatWasMadeToFail:
 
 
 def test_a_verdict_speaks_of_the_ranks_of_its_own_task() -> None:
-    other = {"task": "other", "node": "n9", "slot": 0, "rank": 1, "pid": 90}
+    other = {"task": "other", "node": "n9", "slot": 0, "rank": 1, "pid": 90, "replica": 0, "stage": 0}
     before = [*BEFORE, {**event("transition_finished", 91.0, ranks=[other], seconds=0.1), "task": "other"}]
     words = {"incident": 1, "suspects": [1], "nodes": ["n2"], "error": "rank hang", "severity": "SEV2"}
     seen = outcome([*before, event("verdict", MADE + 1, **words)], len(before), MADE)

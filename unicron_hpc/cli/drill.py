@@ -29,7 +29,7 @@ from unicron_hpc.detect.exceptions import explain_exception
 from unicron_hpc.detect.severity import Severity
 from unicron_hpc.detect.site_rules import use_rules_of
 from unicron_hpc.errors import ConfigError, UnicronError
-from unicron_hpc.report.drill_outcome import Culprit, Outcome, named_rightly
+from unicron_hpc.report.drill_outcome import Culprit, Outcome, named_rightly, ranks_of
 from unicron_hpc.report.journal import EVENTS, read_events
 from unicron_hpc.report.status import status_of
 from unicron_hpc.slurm.run_folder import RULES
@@ -142,10 +142,10 @@ def run(
     status = status_of(events, ())
     if status["state"] != "RUNNING":
         raise UnicronError(f"the job is {status['state']}, not RUNNING", where=str(folder))
-    by_task = {e["task"]: e["ranks"] for e in events if e["type"] == "transition_finished"}
-    ranks = [r for of_task in by_task.values() for r in of_task]
     nodes = [known["name"] for known in status["nodes"] if known["role"] != "lost"]
-    target = choose(name, kind, ranks, status["coordinator"], nodes, node=node, rank=rank, task=task)
+    target = choose(
+        name, kind, ranks_of(events), status["coordinator"], nodes, node=node, rank=rank, task=task
+    )
     drill = Watched(
         run_folder=folder,
         order=secrets.token_hex(6),

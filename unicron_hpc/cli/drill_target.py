@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -32,7 +32,7 @@ class Target(msgspec.Struct, frozen=True):
 def choose(
     name: str,
     kind: Kind,
-    ranks: Sequence[dict[str, Any]],
+    ranks: Sequence[Mapping[str, Any]],
     coordinator: str,
     nodes: Collection[str],
     *,

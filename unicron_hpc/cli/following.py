@@ -65,7 +65,9 @@ def follow(
                 end = event if event["type"] == "job_finished" else None
                 queued, settles = False, clock() + SETTLES
         if end is not None and not queued:
-            found = ask_ended(run_folder) if end.get("state") != "finished" else Standing("", True)
+            if end.get("state") == "finished":
+                return 0
+            found = ask_ended(run_folder)
             if found.over or not found.state or clock() > settles:
                 return 0
             if found.again:

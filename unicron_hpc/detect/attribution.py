@@ -32,8 +32,8 @@ import msgspec
 
 from unicron_hpc.detect.accusing import FINISHED, MISMATCH, accused
 from unicron_hpc.detect.exceptions import UNKNOWN_EXCEPTION
-from unicron_hpc.detect.exits import HOST_MEMORY
-from unicron_hpc.detect.memory_kills import KILLS, MEMORY_WINDOW, with_memory_kills
+from unicron_hpc.detect.exits import HOST_MEMORY, KILLED
+from unicron_hpc.detect.memory_kills import MEMORY_WINDOW, with_memory_kills
 from unicron_hpc.detect.naming import differing
 from unicron_hpc.detect.reports import Action, Report, Sign, Structure, Verdict
 from unicron_hpc.detect.severity import (
@@ -362,7 +362,7 @@ def _weight(strength: _Strength, report: Report) -> tuple[object, ...]:
 
 
 def _is_kill(report: Report) -> bool:
-    return report.sign is Sign.DEATH and report.finding is not None and report.finding.error == KILLS[0]
+    return report.sign is Sign.DEATH and report.finding is not None and report.finding.error == KILLED
 
 
 def _action(finding: Finding) -> Action:

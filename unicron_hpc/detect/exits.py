@@ -18,6 +18,8 @@ _LIMITS = {signal.SIGXCPU: "processor time limit", signal.SIGXFSZ: "file size li
 #: Our own exit codes: a rank that lost its agent, and one whose outermost code failed.
 _AGENT_GONE, _INTERNAL = 75, 70
 
+#: The error of a process that got SIGKILL.
+KILLED = "killed (SIGKILL)"
 #: The same program would be killed again, on any node: no spare helps.
 HOST_MEMORY = Finding("host out of memory", Severity.PROGRAM, Blame.PROGRAM)
 #: What to do about it.

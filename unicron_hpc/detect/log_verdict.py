@@ -8,12 +8,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from unicron_hpc.detect.attribution import judge
+from unicron_hpc.detect.exits import KILLED
 from unicron_hpc.detect.log_scan import LogFinding
 from unicron_hpc.detect.naming import operation_in
 from unicron_hpc.detect.reports import Report, Sign, Structure, Verdict
 from unicron_hpc.detect.severity import WANTED_ENDS, Blame
 
-_KILLED = "killed (SIGKILL)"
 _ABORTED = "crashed (SIGABRT)"
 #: Seconds after a warning within which it may be why others waited: as long as collectives wait at most.
 _WARNED_WITHIN = 3600.0
@@ -99,7 +99,7 @@ def _follows(finding: LogFinding, before: set[str]) -> bool:
     """Whether an end by a signal follows from what others said before in the same log."""
     if finding.rule.error == _ABORTED and finding.rank is None:
         return bool(before)  # so a rank ends that has complained; who it is stands in the complaint
-    return finding.rule.error == _KILLED and CANCELLED in before
+    return finding.rule.error == KILLED and CANCELLED in before
 
 
 def _report(finding: LogFinding, time: float, streams: dict[str, int], before: set[str]) -> Report | None:
@@ -111,7 +111,7 @@ def _report(finding: LogFinding, time: float, streams: dict[str, int], before: s
         sign = Sign.ENDED
     elif _follows(finding, before):
         sign = Sign.ENDED
-    elif rule.error == _KILLED:
+    elif rule.error == KILLED:
         sign = Sign.DEATH
     rank = finding.rank
     if rank is None and not finding.tasks and not finding.xid and not finding.pci:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import msgspec
 
-from unicron_hpc.detect.exits import HOST_MEMORY
+from unicron_hpc.detect.exits import HOST_MEMORY, KILLED
 from unicron_hpc.detect.reports import Report, Sign
 
 #: Seconds between a SIGKILL and the counter or kernel record that explains it, either way.
 MEMORY_WINDOW = 10.0
 #: What a process's end is called that such a kill explains.
-KILLS = ("killed (SIGKILL)", "data loader worker killed")
+KILLS = (KILLED, "data loader worker killed")
 
 
 def with_memory_kills(reports: list[Report], nodes: Mapping[int, str]) -> list[Report]:

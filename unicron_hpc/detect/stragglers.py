@@ -171,11 +171,11 @@ class Persistence:
         if not self._full():
             return None
         factors = sorted(factor for _, factor in self._seen)
-        if factors[len(factors) // 4] < threshold:
-            return None
-        middle = statistics.median(factors)
-        self._worst = max(self._worst, middle)
-        return middle
+        return statistics.median(factors) if factors[len(factors) // 4] >= threshold else None
+
+    def found_slow(self, factor: float) -> None:
+        """It is slow now, by this factor."""
+        self.slow, self._worst = True, max(self._worst, factor)
 
     def over(self, threshold: float, *, exact: bool = True) -> bool:
         """Whether three quarters of a whole window were below half of what `threshold` adds.

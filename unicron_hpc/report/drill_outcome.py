@@ -76,7 +76,7 @@ class Outcome:
 
 
 #: What is needed of each rank of an epoch.
-_OF_RANK = ("task", "node", "slot", "rank", "pid")
+_OF_RANK = ("task", "node", "slot", "rank", "pid", "replica", "stage")
 #: Reasons of `plan_chosen`, in words.
 _PLANS = {
     "spare": "a spare took its seats",
@@ -96,56 +96,82 @@ def outcome(events: Sequence[Event], since: int, injected: float) -> Outcome:
     injected
         Unix time of the fault.
     """
-    found = Outcome(injected)
-    by_rank = _nodes_of_ranks(events[:since])
-    faults: list[tuple[str, int | None]] = []
-    verdicts: dict[int, list[tuple[str, int | None]]] = {}
-    plans: list[str] = []
-    told: list[str] = []
+    reading = _Reading(Outcome(injected), _nodes_of_ranks(events[:since]))
     for event in events[since:]:
         with suppress(*NOT_AS_EXPECTED):
-            match event["type"]:
-                case "fault_detected":
-                    if found.detected is None:
-                        found.detected = event["time"] - injected
-                        found.error, found.method, found.severity = _judged(event)
-                    found.open_incident = True
-                    if event["node"]:
-                        faults.append((event["node"], event["rank"]))
-                        if not verdicts:
-                            found.error, found.method, found.severity = _judged(event)
-                case "verdict":
-                    found.error, found.severity = event["error"], event["severity"]
-                    ranks = [
-                        (by_rank.get((event["task"], rank), ""), rank) for rank in event.get("suspects") or ()
-                    ]
-                    seen = {node for node, _ in ranks}
-                    nodes = [(node, None) for node in event.get("nodes") or () if node not in seen]
-                    verdicts[event["incident"]] = [*ranks, *nodes]
-                case "slow_node":
-                    node = event["node"]
-                    found.warned[node] = max(event["factor"], found.warned.get(node, 0.0))
-                case "agent_lost":
-                    found.lost.append(event["node"])
-                case "drain_requested":
-                    found.drained.append(event["node"])
-                case "plan_chosen":
-                    plans.append(event["reason"])
-                case "action_chosen":
-                    told.append(str(event["action"]))
-                case "incident_closed":
-                    found.open_incident = False
-                    found.recovered = event["time"] - injected
-                    found.iteration = event["iteration"]
-                case "job_finished":
-                    found.state, found.cause = event["state"], _cause(event)
-    for suspects in verdicts.values():
+            reading.take(event)
+    found = reading.found
+    for suspects in reading.verdicts.values():
         found.named += suspects
-    if not verdicts:
-        found.named = list(dict.fromkeys(faults))
+    if not reading.verdicts:
+        found.named = list(dict.fromkeys(reading.faults))
     found.replaced = _replaced(events, since)
-    found.action = _action(found, plans, told)
+    found.action = _action(found, reading.plans, reading.told)
     return found
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What the journal has told so far.
+
+    Attributes
+    ----------
+    found
+        What is known at once.
+    by_rank
+        Which node a task's rank stood for.
+    faults, verdicts
+        Who was named as a fault was noticed, and by each incident's last verdict.
+    plans, told
+        Reasons of plans, and actions.
+    """
+
+    found: Outcome
+    by_rank: Mapping[tuple[str, int], str]
+    faults: list[tuple[str, int | None]] = field(default_factory=list)
+    verdicts: dict[int, list[tuple[str, int | None]]] = field(default_factory=dict)
+    plans: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+
+    def take(self, event: Event) -> None:
+        """One more event; a damaged one raises one of `NOT_AS_EXPECTED`."""
+        found = self.found
+        match event["type"]:
+            case "fault_detected":
+                if found.detected is None:
+                    found.detected = event["time"] - found.injected
+                    found.error, found.method, found.severity = _judged(event)
+                found.open_incident = True
+                if event["node"]:
+                    self.faults.append((event["node"], event["rank"]))
+                    if not self.verdicts:
+                        found.error, found.method, found.severity = _judged(event)
+            case "verdict":
+                found.error, found.severity = event["error"], event["severity"]
+                ranks = [
+                    (self.by_rank.get((event["task"], rank), ""), rank)
+                    for rank in event.get("suspects") or ()
+                ]
+                seen = {node for node, _ in ranks}
+                nodes = [(node, None) for node in event.get("nodes") or () if node not in seen]
+                self.verdicts[event["incident"]] = [*ranks, *nodes]
+            case "slow_node":
+                node = event["node"]
+                found.warned[node] = max(event["factor"], found.warned.get(node, 0.0))
+            case "agent_lost":
+                found.lost.append(event["node"])
+            case "drain_requested":
+                found.drained.append(event["node"])
+            case "plan_chosen":
+                self.plans.append(event["reason"])
+            case "action_chosen":
+                self.told.append(str(event["action"]))
+            case "incident_closed":
+                found.open_incident = False
+                found.recovered = event["time"] - found.injected
+                found.iteration = event["iteration"]
+            case "job_finished":
+                found.state, found.cause = event["state"], _cause(event)
 
 
 def _judged(event: Event) -> tuple[str, str, str]:
@@ -158,11 +184,11 @@ def _cause(event: Event) -> str:
 
 def _nodes_of_ranks(events: Iterable[Event]) -> dict[tuple[str, int], str]:
     """Which node a task's rank stood for when the drill was ordered."""
-    return {(rank["task"], rank["rank"]): rank["node"] for rank in _ranks(events)}
+    return {(rank["task"], rank["rank"]): rank["node"] for rank in ranks_of(events)}
 
 
-def _ranks(events: Iterable[Event]) -> list[Event]:
-    """The ranks of the last epochs in these events, of every task."""
+def ranks_of(events: Iterable[Event]) -> list[Event]:
+    """The ranks of the last epochs in these events, of every task; damaged events are passed over."""
     by_task: dict[str, list[Event]] = {}
     for event in events:
         with suppress(*NOT_AS_EXPECTED):
@@ -172,8 +198,8 @@ def _ranks(events: Iterable[Event]) -> list[Event]:
 
 
 def _replaced(events: Sequence[Event], since: int) -> list[tuple[str, int]]:
-    before = {(r["node"], r["slot"]): (r["pid"], r["rank"]) for r in _ranks(events[:since])}
-    after = {(r["node"], r["slot"]): r["pid"] for r in _ranks(events)}
+    before = {(r["node"], r["slot"]): (r["pid"], r["rank"]) for r in ranks_of(events[:since])}
+    after = {(r["node"], r["slot"]): r["pid"] for r in ranks_of(events)}
     return [(seat[0], rank) for seat, (pid, rank) in before.items() if seat in after and after[seat] != pid]
 
 

@@ -122,8 +122,9 @@ class Stragglers:
         factor = seen.lasting(threshold)
         if factor is None:
             return False
-        if not seen.slow:
-            seen.slow = True
+        was_slow = seen.slow
+        seen.found_slow(factor)
+        if not was_slow:
             self._recovered.pop(node, None)
             log.warning("%s is slow: %.2f times (%s)", node, factor, slowness.compared)
             self._journal.write(

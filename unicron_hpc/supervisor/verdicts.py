@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from unicron_hpc.detect.attribution import judge
 from unicron_hpc.detect.exceptions import UNKNOWN_EXCEPTION
-from unicron_hpc.detect.exits import HOST_MEMORY
+from unicron_hpc.detect.exits import HOST_MEMORY, KILLED
 from unicron_hpc.detect.reports import Report, Sign, Structure, Verdict
 from unicron_hpc.detect.severity import LOST_CONNECTION, NOT_ANSWERING, TASK_HANG, Method
 from unicron_hpc.planner.layout import Layout
@@ -15,8 +15,6 @@ from unicron_hpc.supervisor.incident import Evidence, Incident
 
 #: Errors that say that something failed, and not what.
 _VAGUE = ("exited", UNKNOWN_EXCEPTION.error, TASK_HANG.error, "transition timed out")
-#: What a process ended by that the kernel killed for want of memory.
-KILLED = "killed (SIGKILL)"
 #: Errors of a process that a signal ended.
 _DEATHS = ("killed", "crashed")
 #: Longest list of evidence in the journal.
