@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from tests.supervisor.events import within
 from tests.supervisor.lone_coordinator import LoneJob
 from unicron_hpc.planner.layout import Layout
+from unicron_hpc.runtime.orders import Holdings, Phase
+from unicron_hpc.supervisor.messages import TellRank
+from unicron_hpc.supervisor.rank_messages import Cut, RankHeld
 from unicron_hpc.supervisor.watch_messages import Vital
 
 WINDOW = 10
@@ -66,5 +71,44 @@ def test_it_gets_less_to_do_by_a_planned_transition_and_its_share_back_when_it_i
             assert load(task.layout) == dict.fromkeys(job.nodes, 16)
             (well,) = job.events("slow_node_recovered")
             assert well["node"] == "n3"
+
+    within(work())
+
+
+def test_plans_that_were_begun_before_do_not_make_it_fast_again(tmp_path: Path) -> None:
+    """They are ready in the midst of the transition that gives it less to do."""
+
+    async def work() -> None:
+        window = f"recovery.slow_node_window={WINDOW}"
+        async with LoneJob(tmp_path, window, *BUSY, active=4, spares=0) as job:
+            await job.until(lambda: bool(job.events("plans_ready")))
+            board = job.coordinator._board
+            task, plan = board.tasks["tiny"], board._planning._plan
+            free, prepare = threading.Event(), plan.prepare
+
+            def late(*args: Any) -> Any:
+                prepared = prepare(*args)
+                assert free.wait(10.0)
+                return prepared
+
+            plan.prepare = late  # type: ignore[method-assign]
+            board._planning.refresh(job.epoch)
+            await asyncio.sleep(0)  # it has begun
+            job.deaf = {"n1"}  # the transition waits for it
+            start = time.monotonic()
+            for second in range(WINDOW + 2):
+                for node in job.nodes:
+                    vital = Vital(job.on(node), job.epoch, 9, True, 0.4 if node == "n3" else 0.2, 9)
+                    task.vitals.note(vital, start + second)
+                board.look_for_slow(start + second)
+            await job.until(lambda: task.in_transition)
+            free.set()
+            await job.until(lambda: len(job.events("plans_ready")) > 1)
+            assert job.events("plans_ready")[1]["slowdowns"] == {}
+            orders = [body.order for _, body in job.sent if isinstance(body, TellRank)]
+            cut = next(order for order in reversed(orders) if isinstance(order, Cut))
+            job.say(job.on("n1"), RankHeld(cut.epoch, Holdings(0, Phase.IDLE, 0, (), ())))
+            await job.running()
+            assert load(task.layout)["n3"] < 16
 
     within(work())

@@ -7,6 +7,8 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+import msgspec
+
 from unicron_hpc.errors import PlanError
 from unicron_hpc.planner.layout import Layout
 from unicron_hpc.planner.straggler import Verdict, better_without
@@ -130,11 +132,11 @@ class Planning:
 
     def share_anew(self, task: str) -> bool:
         """Have a task move to the best layout on its nodes, as slow as they are; False if it cannot now."""
-        alive = {slots.name: slots for slots in self._alive()}
+        alive = {slots.name for slots in self._alive()}
         control = self._tasks[task]
         if any(held.name not in alive for held in control.nodes):
             return False
-        return control.plan_again(tuple(alive[held.name] for held in control.nodes))
+        return control.plan_again(self._as_slow_as_now(control.nodes))
 
     def close(self) -> None:
         """Make no more plans."""
@@ -161,6 +163,7 @@ class Planning:
             try:
                 if self._domains is None:
                     self._domains = await asyncio.to_thread(self._ask_domains)
+                slowdowns = self._slowdowns
                 prepared = await asyncio.to_thread(
                     self._plan.prepare,
                     self._alive(),
@@ -174,12 +177,13 @@ class Planning:
             if self._plan.install(prepared):
                 for name, work in prepared.works.items():
                     self._tasks[name].use(work)
-                    self._tasks[name].keep(self._plan.nodes[name])  # as slow as they are known to be now
+                    # They may have become slow, or fast again, while this was worked out.
+                    self._tasks[name].keep(self._as_slow_as_now(self._plan.nodes[name]))
                 self._journal.write(
                     "plans_ready",
                     self._epoch,
                     plans=len(prepared.table),
-                    slowdowns=self._slowdowns,
+                    slowdowns=slowdowns,
                     seconds=prepared.seconds,
                     prediction_error={
                         name: {"before": before, "after": after}
@@ -196,6 +200,11 @@ class Planning:
         spares = [node for node in here if node.role is not Role.ACTIVE]
         nodes = [*active, *sorted(spares, key=lambda node: not node.warm)]
         return [NodeSlots(node.name, node.slots, self._slowdowns.get(node.name, 1.0)) for node in nodes]
+
+    def _as_slow_as_now(self, nodes: Sequence[NodeSlots]) -> tuple[NodeSlots, ...]:
+        return tuple(
+            msgspec.structs.replace(held, slowdown=self._slowdowns.get(held.name, 1.0)) for held in nodes
+        )
 
     def _layouts(self) -> dict[str, Layout]:
         return {
