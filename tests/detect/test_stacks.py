@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import tempfile
 import threading
 from pathlib import Path
@@ -24,19 +25,19 @@ def dump() -> str:
 
 
 def test_a_real_dump_says_where_each_thread_is() -> None:
-    here, done = threading.Event(), threading.Event()
+    both = threading.Barrier(2, timeout=10.0)
 
     def wait() -> None:
-        here.set()
-        done.wait()
+        both.wait()
 
     thread = threading.Thread(target=wait)
     thread.start()
-    here.wait()
     try:
+        while not both.n_waiting:  # from then on it is inside
+            os.sched_yield()
         text = dump()
     finally:
-        done.set()
+        both.wait()
         thread.join()
     own = stack(text, threading.get_ident())[0]
     assert (Path(own.file).name, own.function) == ("test_stacks.py", "dump")
